@@ -157,7 +157,7 @@ class _Bench:
         branched = inputs if isinstance(inputs, BranchedInputs) else None
         if branched is not None:
             branched.attach(output)
-            branched.become_live()
+            branched.allow_tentative()
         status = TaskStatus(self._config.ref, name, 0, EPOCH_US, time.time)
         loop = EpochLoop(
             chain=self._chain,

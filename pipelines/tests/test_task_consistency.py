@@ -174,7 +174,7 @@ def test_a_short_failure_makes_nothing_tentative() -> None:
 def test_nothing_is_tentative_before_the_task_is_live() -> None:
     world = CoreWorld(Chain())
     (task,) = world.tasks
-    task.branches._live = False
+    task.branches._tentative_allowed = False
     task.branches._core._deadlines.max_delay_s = None
     world.cut(1)
     world.run(20)

@@ -111,37 +111,37 @@ def test_a_replica_that_is_not_live_yet_does_not_promise_to_serve() -> None:
     replica = branches()
     replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
-    replica.become_live(2.0)
+    replica.allow_tentative(2.0)
     replica.update_partner(ASKING, "b", 2.5)
     assert replica.partner.answer == PostponementAnswer(boot="a", number=1, promised=True)
 
 
 def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> None:
     replica = branches()
-    replica.become_live(0.0)
+    replica.allow_tentative(0.0)
     replica._retry_at = 10.0
     replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
 
 
 @pytest.mark.parametrize(
-    ("heads", "lives"), [((NO_EPOCH, 90), True), ((90, 90), False), ((NO_EPOCH, NO_EPOCH), False)]
+    ("heads", "missing"), [((NO_EPOCH, 90), True), ((90, 90), False), ((NO_EPOCH, NO_EPOCH), False)]
 )
-def test_an_input_without_responses_is_missing(heads: tuple[int, int], lives: bool) -> None:
+def test_an_input_without_responses_is_missing(heads: tuple[int, int], missing: bool) -> None:
     replica = branches()
-    replica.wait_for_heads(heads, 0.0)
-    replica.wait_for_heads(heads, UNANSWERED_S - 1)
-    assert not replica._live
-    replica.wait_for_heads(heads, UNANSWERED_S)
-    assert replica._live is lives
+    replica.check_heads(heads, 0.0)
+    replica.check_heads(heads, UNANSWERED_S - 1)
+    assert not replica._tentative_allowed
+    replica.check_heads(heads, UNANSWERED_S)
+    assert replica._tentative_allowed is missing
 
 
 def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
     settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S)
     first = BranchesCore(settings, 0, -1)
-    first.wait_for_heads((NO_EPOCH, 90), 0.0)
-    first.wait_for_heads((NO_EPOCH, 90), 1000.0)
-    assert not first._live
+    first.check_heads((NO_EPOCH, 90), 0.0)
+    first.check_heads((NO_EPOCH, 90), 1000.0)
+    assert not first._tentative_allowed
 
 
 def test_a_partner_that_is_lost_for_a_moment_has_not_asked_again() -> None:

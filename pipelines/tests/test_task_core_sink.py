@@ -42,8 +42,8 @@ def assigned(query: str = "q", from_epoch: int = FROM) -> SinkAssignment:
 class FakeShell:
     """A log and a sink in memory, which perform the core's calls when a test requests it."""
 
-    def __init__(self, newest_in_sink: int = -1, restored_from: int = -1) -> None:
-        self.core = SinkCore(assigned(), restored_from)
+    def __init__(self, newest_in_sink: int = -1, written_through: int = -1) -> None:
+        self.core = SinkCore(assigned(), written_through)
         self.now = 0.0
         self.log_last = -1
         self.through: int | None = None
@@ -129,8 +129,8 @@ MOVES = histories(
 NEWEST = st.integers(-1, 20)
 
 
-def play(moves: list[str], newest_in_sink: int = -1, restored_from: int = -1) -> FakeShell:
-    shell = FakeShell(newest_in_sink, restored_from)
+def play(moves: list[str], newest_in_sink: int = -1, written_through: int = -1) -> FakeShell:
+    shell = FakeShell(newest_in_sink, written_through)
     for move in moves:
         getattr(shell, move)()
     return shell
@@ -138,10 +138,10 @@ def play(moves: list[str], newest_in_sink: int = -1, restored_from: int = -1) ->
 
 @given(MOVES, NEWEST, NEWEST)
 def test_epochs_are_written_in_order_after_the_newest_one(
-    moves: list[str], newest_in_sink: int, restored_from: int
+    moves: list[str], newest_in_sink: int, written_through: int
 ) -> None:
-    shell = play(moves, newest_in_sink, restored_from)
-    first = max(FROM, newest_in_sink + 1, restored_from + 1)
+    shell = play(moves, newest_in_sink, written_through)
+    first = max(FROM, newest_in_sink + 1, written_through + 1)
     assert shell.written == list(range(first, first + len(shell.written)))
     if shell.written:
         assert shell.core.progress().durable == shell.written[-1]
@@ -201,11 +201,11 @@ def test_a_slow_check_is_followed_by_a_longer_pause() -> None:
 
 
 def test_epochs_of_a_boot_that_may_be_wrong_are_compared() -> None:
-    core = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)
+    core = SinkCore(assigned(from_epoch=0), written_through=3, compare_from=8)
     assert core.step(Woken(), 0.0) == [OpenSink(3, read_first_epoch=True)]
     core.step(SinkOpened(last=20, first=0), 0.0)
     assert core.next_epoch == 8
-    elsewhere = SinkCore(assigned(from_epoch=0), restored_from=3, compare_from=8)
+    elsewhere = SinkCore(assigned(from_epoch=0), written_through=3, compare_from=8)
     elsewhere.step(Woken(), 0.0)
     elsewhere.step(SinkOpened(last=20, first=12), 0.0)
     assert elsewhere.next_epoch == 12, "not before its definition's first epoch"

@@ -116,7 +116,7 @@ class RunningTask:
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.route(*names)
-        self.inputs.become_live()
+        self.inputs.allow_tentative()
         self.thread.start()
 
     def _run(self) -> None:

@@ -1,6 +1,6 @@
 """Compares the CRD that the API server serves with the one that this operator was built with.
 
-By the OpenAPI document of the resource's version, which every authenticated user may read: the
+It reads the OpenAPI document of the resource's version, as every authenticated user may: the
 operator has no right to read CRDs. Only the start of the process waits for the comparison.
 
 Design: docs/design/kubernetes.md#older-crds.

@@ -29,7 +29,7 @@ class TaskReport:
     silent_s: float = 0.0  # how long it had been silent when the coordinator noticed it
     stable_epoch: int | None = None
     problem: str = ""
-    refused_node: str = ""  # the source or operator whose definition is wrong
+    refused_graph_node: str = ""  # name of the source or operator whose definition is wrong
     saving_fails: bool = False  # `problem` says why it saves no checkpoints
     tentative: bool = False  # its output is not stable
     missing_inputs: tuple[str, ...] = ()  # streams without which it is tentative
@@ -50,7 +50,8 @@ class TaskReport:
 
 @dataclass(frozen=True, slots=True)
 class QueryReport:
-    """`durable_epoch`: the newest epoch that all partitions of its sink have."""
+    """`durable_epoch`: the newest epoch that all partitions of its sink have (`stableEpoch` in the
+    JSON)."""
 
     durable_epoch: int | None = None
     lag_s: float | None = None
@@ -99,7 +100,7 @@ def read_report(raw: Mapping[str, Any]) -> CoordinatorReport:
         tasks={t.slot: t for t in tasks},
         queries={
             str(q.get("name")): QueryReport(
-                _integer(q.get("stableEpoch")), _number(q.get("lagSeconds"))
+                durable_epoch=_integer(q.get("stableEpoch")), lag_s=_number(q.get("lagSeconds"))
             )
             for q in _entries(raw, "queries")
             if isinstance(q, Mapping)
@@ -135,7 +136,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
-        refused_node=str(raw.get("refused") or ""),
+        refused_graph_node=str(raw.get("refused") or ""),
         saving_fails=raw.get("savingFails") is True,
         tentative=str(raw.get("outputState") or _STABLE) != _STABLE,
         missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),

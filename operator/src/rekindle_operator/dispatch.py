@@ -29,7 +29,7 @@ WORKERS = 8
 _WORKERS_PER_TOPOLOGY = 3
 _WORKERS_PER_NAMESPACE = 2  # while another namespace waits
 _MAX_HANGING = 2  # calls of a namespace, until no more are started in it
-_THREADS_PER_WORKER = 16  # all but one may hang: a call ends after 13 s at most
+_THREADS_PER_WORKER = 16  # all but one may hang: a call ends after 13 s at most (`calls`)
 STALL_S = 1.0  # a pass does not wait for a call that takes longer
 _MAX_EVENTS = 5000  # kept for the next pass; the oldest are dropped first
 
@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 class Outcome(Enum):
     DONE = auto()
     FAILED = auto()  # retried after its back-off
-    POD_NOT_CREATED = auto()  # the cache has its back-off; retried once after `CLEAN_UP`
+    POD_NOT_CREATED = auto()  # its back-off is in the cache; retried once after `CLEAN_UP`
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ class Dispatcher:
             self._start_actions()
             while not self._is_over():
                 self._changed.wait(self._stall_s / 4)
-                self._start_actions()  # a call that hangs since then frees its place
+                self._start_actions()  # a call that has begun to hang frees its place
             self._end_pass()
             self._decided = {}
 
@@ -148,7 +148,8 @@ class Dispatcher:
         return all_hang and (not self._queue or self._next() is None)
 
     def _end_pass(self) -> None:
-        """What a skipped action depends on may still be done."""
+        """Actions that have not started are skipped. What they depend on (a status, a Secret) may
+        still be written by a call that hangs."""
         for action in self._queue:
             if action.order is ActionOrder.EMIT_EVENTS:
                 self._keep_event(action)

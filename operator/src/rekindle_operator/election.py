@@ -153,9 +153,9 @@ class Candidate:
             return replace(kept, known_uid=written.uid, known_since=span.ended)
         if span.began - self.known_since < self.timing.lease_s:
             return kept
-        began_term = self.renewed_at is None or self.led_uid != written.uid
+        is_new_term = self.renewed_at is None or self.led_uid != written.uid
         return replace(
-            kept, renewed_at=span.began, led_uid=written.uid, term=self.term + began_term
+            kept, renewed_at=span.began, led_uid=written.uid, term=self.term + is_new_term
         )
 
     def after_conflict(self) -> Candidate:

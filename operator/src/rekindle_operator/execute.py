@@ -58,9 +58,9 @@ from rekindle_operator.retries import Retries
 
 _TOKEN_CHECK_INTERVAL_S = 60.0
 _STATUS_ATTEMPTS = 8
-"""While only the coordinator's part of the status changes. A coordinator pauses for 0.2 s after
-each report: so many that come between a read and its write are of a slow API server, or of a
-coordinator that does not pause."""
+"""To write a status while only the coordinator's part of it changes. A coordinator pauses for 0.2 s
+after each report: if so many reports in a row come between a read and its write, the API server is
+slow, or the coordinator does not pause."""
 _JSON_PATCH = "application/json-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
@@ -264,9 +264,9 @@ class Executor:
             self._cluster.put_topology(response)
 
     def _replace_status(self, action: WriteStatus) -> dict[str, Any] | None:
-        """Only the status of which the new one was decided: a request of an earlier leader may
-        arrive late. What the coordinator or a user changes meanwhile does not matter. Raises
-        ApiException, 409 for another status."""
+        """Replaces no other status than the one from which the new one was decided: a request of
+        an earlier leader may arrive late. What the coordinator or a user changes meanwhile does
+        not matter. Raises ApiException, 409 for another status."""
         path = (
             f"/apis/{names.API_VERSION}/namespaces/{action.namespace}/{names.PLURAL}/{action.name}"
         )

@@ -132,25 +132,25 @@ class _Check:
         for field in ("serviceAccountName", "serviceAccount"):
             yield from self._account(pod.get(field), f"{path}.{field}")
         yield from self._security(_mapping(pod.get("securityContext")), f"{path}.securityContext")
-        for at, volume in _entries(pod, "volumes"):
-            yield from self._volume(volume, f"{path}.volumes[{at}]")
+        for index, volume in _entries(pod, "volumes"):
+            yield from self._volume(volume, f"{path}.volumes[{index}]")
         for kind in _CONTAINERS:
-            for at, container in _entries(pod, kind):
-                yield from self._container(container, f"{path}.{kind}[{at}]")
+            for index, container in _entries(pod, kind):
+                yield from self._container(container, f"{path}.{kind}[{index}]")
 
     def _container(self, container: Mapping[str, Any], path: str) -> Iterator[Problem]:
         yield from self._image(container.get("image"), f"{path}.image")
-        for at, port in _entries(container, "ports"):
+        for index, port in _entries(container, "ports"):
             if port.get("hostPort"):
-                yield from self._feature(Feature.HOST_PORTS, f"{path}.ports[{at}].hostPort")
+                yield from self._feature(Feature.HOST_PORTS, f"{path}.ports[{index}].hostPort")
         security = _mapping(container.get("securityContext"))
         yield from self._security(security, f"{path}.securityContext")
-        for at, variable in _entries(container, "env"):
+        for index, variable in _entries(container, "env"):
             key = _mapping(_mapping(variable.get("valueFrom")).get("secretKeyRef"))
-            yield from self._secret(key.get("name"), f"{path}.env[{at}].valueFrom.secretKeyRef")
-        for at, source in _entries(container, "envFrom"):
+            yield from self._secret(key.get("name"), f"{path}.env[{index}].valueFrom.secretKeyRef")
+        for index, source in _entries(container, "envFrom"):
             name = _mapping(source.get("secretRef")).get("name")
-            yield from self._secret(name, f"{path}.envFrom[{at}].secretRef")
+            yield from self._secret(name, f"{path}.envFrom[{index}].secretRef")
 
     def _volume(self, volume: Mapping[str, Any], path: str) -> Iterator[Problem]:
         for kind in volume.keys() - {"name"}:
@@ -161,9 +161,9 @@ class _Check:
                 case "secret":
                     yield from self._secret(source.get("secretName"), f"{path}.secret")
                 case "projected":
-                    for at, part in _entries(source, "sources"):
+                    for index, part in _entries(source, "sources"):
                         name = _mapping(part.get("secret")).get("name")
-                        yield from self._secret(name, f"{path}.projected.sources[{at}].secret")
+                        yield from self._secret(name, f"{path}.projected.sources[{index}].secret")
                 case "image":
                     yield from self._image(source.get("reference"), f"{path}.image")
                 case _ if kind not in _VOLUMES and volume[kind] is not None:
@@ -236,6 +236,6 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 def _entries(holder: Mapping[str, Any], field: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
     values = holder.get(field)
-    for at, value in enumerate(values if isinstance(values, list) else ()):
+    for index, value in enumerate(values if isinstance(values, list) else ()):
         if isinstance(value, Mapping):
-            yield at, value
+            yield index, value

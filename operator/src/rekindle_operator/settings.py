@@ -36,7 +36,7 @@ class Timing:
     capacity_reservation_s: float = 60.0  # how long spare replicas leave free what a query needs
     rebalance_settle_s: float = 60.0  # of tasks and nodes, before each move to an emptier node
     rebalance_timeout_s: float = 600.0  # until the successor is live; then the task stays
-    rebalance_retry_s: float = 240.0  # or later; a node that refused one is avoided for longer
+    rebalance_retry_s: float = 240.0  # at least, after a failed move; less than a node is avoided
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
     resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed

@@ -12,13 +12,13 @@ from __future__ import annotations
 import pyarrow as pa
 
 TABLE_BYTES = 4 << 10
-"""Memory of the objects for one epoch: the table, and what refers to it."""
+"""Memory of the objects for one table, and for what refers to it."""
 COLUMN_BYTES = 1 << 10
 """Memory of the objects of each column; nested columns have more."""
 
 
 def object_bytes(columns: int) -> int:
-    """Memory of a table in one piece, without its rows."""
+    """Memory of a table whose columns have one Arrow chunk each, without its rows."""
     return TABLE_BYTES + COLUMN_BYTES * columns
 
 
@@ -28,5 +28,5 @@ def memory_bytes(table: pa.Table) -> int:
     if not table.num_rows:
         return TABLE_BYTES
     columns = int(table.num_columns)
-    pieces = max(1, int(table.column(0).num_chunks)) if columns else 1
-    return int(table.nbytes) + pieces * object_bytes(columns)
+    chunks = max(1, int(table.column(0).num_chunks)) if columns else 1
+    return int(table.nbytes) + chunks * object_bytes(columns)

@@ -118,7 +118,7 @@ class TentativeChecks:
         """A tentative epoch follows the stable state, or the one before it on its branch; its input
         is what upstreams have put out for this epoch."""
         (epoch,) = call.epochs
-        if not self.branches.serves:
+        if not self.branches.may_be_tentative:
             self._violated("I3", f"epoch {epoch.epoch} is tentative before the task was Live")
         state, partition, checks = call.operators, self._task.partition, self._around.checks
         assert isinstance(state, FoldedState)
@@ -190,7 +190,7 @@ class TentativeChecks:
         self._suspended_ticks = self._suspended_ticks + 1 if suspends else 0
         core = self._task.core
         has_failed = core.status.phase is TaskPhase.FAILED or self._task.is_failing
-        gives_none = not self.branches.serves or core.supervisor.ended or has_failed
+        gives_none = not self.branches.may_be_tentative or core.supervisor.ended or has_failed
         return is_down or was_frozen or gives_none or now < self._slow_until or suspends
 
     def breaks_promise(self, asked_at: float) -> bool:

@@ -148,7 +148,7 @@ class ResourceAmounts:
 
     def with_pod_level(self, quantities: Mapping[str, Any]) -> ResourceAmounts:
         """Pod-level `resources` replace the sum over the containers (KEP-2837)."""
-        given = ResourceAmounts.parse(quantities, 0)
+        given = ResourceAmounts.parse(quantities, pods=0)
         pages = {name: amount for name, amount in given.others if name.startswith("hugepages-")}
         return ResourceAmounts(
             given.cpu_m if "cpu" in quantities else self.cpu_m,

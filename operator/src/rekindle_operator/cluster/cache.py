@@ -301,8 +301,8 @@ class ClusterCache:
             self._uncreated_pods = self._uncreated_pods.without_slot(ref)
 
     def reset_timers(self) -> None:
-        """The API server did not respond or this process was paused: silence until now proves
-        nothing, nor that nothing has changed."""
+        """The API server did not respond, or this process was paused. What was silent until now
+        need not be lost, and what looks unchanged may have changed in between."""
         with self._lock:
             self._timers_reset_at = now = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, now)

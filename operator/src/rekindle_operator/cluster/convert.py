@@ -74,7 +74,7 @@ def _container_requests(container: Json) -> ResourceAmounts:
     resources = container.get("resources") or {}
     # A container without a request gets its limit as the request.
     return ResourceAmounts.parse(
-        {**(resources.get("limits") or {}), **(resources.get("requests") or {})}, 0
+        {**(resources.get("limits") or {}), **(resources.get("requests") or {})}, pods=0
     )
 
 

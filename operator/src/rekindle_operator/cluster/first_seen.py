@@ -1,4 +1,4 @@
-"""Since when pods and nodes are as the operator sees them. Pure.
+"""When this process first saw pods, opened gates and changes of nodes' readiness. Pure.
 
 The clock is this process's. A pod's creation has the time of an API server, the opening of its gate
 that of the operator that led then, a node's readiness that of its kubelet: with clocks that differ

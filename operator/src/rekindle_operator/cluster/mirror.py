@@ -201,7 +201,7 @@ class Mirror(Generic[V]):
         self._on_change()
 
     def _request(self, **arguments: Any) -> Any:
-        """The API call behind the informer."""
+        """Called by the informer, to list and to watch."""
         try:
             if arguments.get("watch"):
                 if self._monotonic() - self._listed_at >= _RELIST_INTERVAL_S:

@@ -216,7 +216,7 @@ class ProbeResults:
     """Results of probing one kubelet or one pod. Times are when a probe was sent."""
 
     sent_at: float  # the last probe
-    responded_at: float | None = None  # the last probe that got a response
+    responded_at: float | None = None  # the last probe that got a response (when that was sent)
     unanswered_since: float | None = None  # the first probe since then; it may still be in flight
 
 

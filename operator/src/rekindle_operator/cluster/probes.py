@@ -48,11 +48,11 @@ class ProbeState:
         run, and sent and read nothing. If time went backwards, the clock was set, and all is
         forgotten."""
         with self._lock:
-            since = 0.0 if self._ticked_at is None else now - self._ticked_at
+            gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
             self._ticked_at = now
-            if since < 0:
+            if gap_s < 0:
                 self._results.clear()
-            elif since > _LATE_S:
+            elif gap_s > _LATE_S:
                 self._reset_timers(now)
 
     def reset_timers(self, until: float) -> None:

@@ -31,7 +31,9 @@ class UncreatedPods:
         known = self.by_ref.get(ref)
         attempts = known.attempts + 1 if known is not None else 1
         wait_s = _BACKOFF.wait_s(attempts)
-        fresh = UncreatedPod(message, attempts, now + wait_s, predecessor_lost_at)
+        fresh = UncreatedPod(
+            message, attempts, retry_at=now + wait_s, predecessor_lost_at=predecessor_lost_at
+        )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
     def with_create_attempt(
@@ -42,7 +44,9 @@ class UncreatedPods:
         attempts, message = (
             (known.attempts, known.message) if known is not None else (0, _NO_RESPONSE)
         )
-        fresh = UncreatedPod(message, attempts, now, predecessor_lost_at)
+        fresh = UncreatedPod(
+            message, attempts, retry_at=now, predecessor_lost_at=predecessor_lost_at
+        )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
     def without_created(self, created: Container[IncarnationRef]) -> UncreatedPods:

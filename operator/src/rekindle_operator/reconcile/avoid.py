@@ -15,7 +15,8 @@ from rekindle_operator.recovery.losses import Loss, LossAssessment
 from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
 
 # Reasons that the plan considers too, or that are temporary: another pod took the capacity first.
-# A kubelet's count for a moment: it knows what has no object any more, which the plan does not.
+# If a kubelet gives such a reason, its node is avoided for some seconds all the same: it still
+# counts pods whose objects are deleted, which the plan cannot see.
 _EXPECTED_REFUSALS = (
     "Insufficient",
     "Too many pods",

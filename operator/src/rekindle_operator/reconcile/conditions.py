@@ -173,7 +173,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
 
 def _default_image_conflicts(context: ReconcileContext) -> bool:
     """Whether tasks of the operator's own release cannot read from those that run."""
-    if not context.report.fence:
+    if not context.report.fence:  # no coordinator has reported yet
         return False
     running = context.report.stream_protocol
     return incompatible(Versions(running, running), STREAM_VERSIONS) is not None
@@ -195,7 +195,9 @@ def _refused_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) ->
     pods = ((s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
     tasks = (context.report.task(slot, incarnation) for slot, incarnation in pods)
     found = (
-        f"{paths[t.refused_node]}: {t.problem}" for t in tasks if t and t.refused_node in paths
+        f"{paths[t.refused_graph_node]}: {t.problem}"
+        for t in tasks
+        if t and t.refused_graph_node in paths
     )
     return "; ".join(sorted(set(found)))
 

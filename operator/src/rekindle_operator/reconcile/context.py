@@ -74,7 +74,8 @@ class ReconcileContext:
     """One topology in one pass."""
 
     pass_inputs: PassInputs
-    view: TopologyView
+    view: TopologyView  # with the newest spec, whether accepted or not
+    # The newest accepted generation; None if there is none, or this version cannot compile it.
     running: CompiledGeneration | None
     problems: tuple[Problem, ...]  # of the newest generation
     validation_ended: bool  # False while it is compiled, or its pods' dry run is pending
@@ -235,9 +236,17 @@ def _dry_run(candidate: CompiledGeneration, defaults: PodDefaults) -> DryRunPods
     before, and may have any value."""
     view, pods = candidate.view, []
     for segment in candidate.topology.segments:
-        path, slot = f"spec.podTemplate (as merged for {segment.name})", Slot(segment.id, 0, 0)
+        path = f"spec.podTemplate (as merged for {segment.name})"
+        slot = Slot(segment.id, partition=0, replica=0)
         try:
-            pod = task_pod(view, candidate.topology, candidate.generation, slot, 0, defaults)
+            pod = task_pod(
+                view,
+                candidate.topology,
+                candidate.generation,
+                slot,
+                incarnation=0,
+                defaults=defaults,
+            )
         except Exception as error:
             what = str(error) if isinstance(error, ValueError) else f"cannot be merged: {error!r}"
             return Problem(path, "PodRefused", what, "correct spec.podTemplate")

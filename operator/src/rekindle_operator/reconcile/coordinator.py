@@ -128,7 +128,7 @@ def _next_coordinator(
         if newest.shape and newest.node in losses.usable_nodes and not rolled:
             node = losses.usable_nodes[newest.node]
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
-    pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, used_last=avoided)
+    pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, last_resort=avoided)
     create: tuple[CreatePod, ...] = ()
     if uncreated is None or pass_inputs.now >= uncreated.retry_at:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))

@@ -89,7 +89,7 @@ R = TypeVar("R")
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
     """A topology, the actions that accept its newest generation, and the state of its slots.
-    `superseded`: of lost tasks in whose place their successors in planned moves go on. `replicas`:
+    `superseded`: states of lost tasks that their successors in planned moves replace. `replicas`:
     each under both of its numbers. `given_up`: moves to emptier nodes that end now."""
 
     context: ReconcileContext

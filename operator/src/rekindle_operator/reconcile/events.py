@@ -30,12 +30,13 @@ from rekindle_operator.topology_status import (
 
 _MAX_NOTE_BYTES = 1024  # of UTF-8; the API server refuses longer notes
 _NO_RECOVERY = RecoveryEntry(started_at="")
+_NORMAL, _WARNING = False, True  # `EventText.warning`
 
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
     """Of one pass over one topology: the status before and after, and the decisions. `states`: of
-    its slots; `superseded`: of lost tasks in whose place their successors go on."""
+    its slots; `superseded`: those of lost tasks that their successors in planned moves replace."""
 
     context: ReconcileContext
     states: Sequence[SlotState]
@@ -117,16 +118,16 @@ def _validity(result: PassResult) -> Iterator[EventText]:
     if is_same or new.reason == "Checking":
         return
     if new.status == "True":
-        yield EventText(False, "Accepted", "Validate", new.message, f"{generation}")
+        yield EventText(_NORMAL, "Accepted", "Validate", new.message, f"{generation}")
     else:
         dedup_key = f"{generation} {new.message}"
-        yield EventText(True, "Invalid", "Validate", new.message, dedup_key)
+        yield EventText(_WARNING, "Invalid", "Validate", new.message, dedup_key)
 
 
 def _image(result: PassResult) -> Iterator[EventText]:
     image, message = result.context.newer_image, result.new.condition("Valid").message
     if image and image not in result.old.condition("Valid").message:
-        yield EventText(False, "ImageOutdated", "Upgrade", message, image)
+        yield EventText(_NORMAL, "ImageOutdated", "Upgrade", message, image)
 
 
 def _lost_nodes(result: PassResult) -> Iterator[EventText]:
@@ -138,7 +139,7 @@ def _lost_nodes(result: PassResult) -> Iterator[EventText]:
             lost = [s for s in states if s.pod is not None and s.pod.node == node]
             why = result.context.pass_inputs.losses.lost_nodes.get(node, "is lost")
             note = f"node {node} {why}; tasks on it: {_names(lost)}"
-            yield EventText(True, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
+            yield EventText(_WARNING, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
 
 
 def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
@@ -150,12 +151,12 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
         dedup_key = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
             note = f"{state.name}: {state.loss.value}; it is replaced"
-            yield EventText(True, "Diverged", "Replace", note, dedup_key)
+            yield EventText(_WARNING, "Diverged", "Replace", note, dedup_key)
         elif has_partner and state.pod.node is not None:
             is_moving = state in result.superseded
             who = "its successor goes on in its place" if is_moving else "its partner takes over"
             note = f"{state.name}: {state.loss.value}; {who}"
-            yield EventText(True, "TakeOver", "Replace", note, dedup_key)
+            yield EventText(_WARNING, "TakeOver", "Replace", note, dedup_key)
 
 
 def _moves(result: PassResult) -> Iterator[EventText]:
@@ -170,7 +171,7 @@ def _moves(result: PassResult) -> Iterator[EventText]:
             continue
         if incarnation > result.old.incarnations.get(key, 0):
             note = f"{replaced.pod.node} is drained: {state.name} is to replace {replaced.name}"
-            yield EventText(False, "Moving", "Move", note, f"{key} {incarnation}")
+            yield EventText(_NORMAL, "Moving", "Move", note, f"{key} {incarnation}")
 
 
 def _rebalancing(result: PassResult) -> Iterator[EventText]:
@@ -179,24 +180,24 @@ def _rebalancing(result: PassResult) -> Iterator[EventText]:
     if new is not None and not new.failed_at and new != old:
         note = f"{new.task} moves from {new.source} to {new.target}, which is emptier"
         dedup_key = f"{new.slot} {new.incarnation}"
-        yield EventText(False, "Rebalancing", "Move", note, dedup_key)
+        yield EventText(_NORMAL, "Rebalancing", "Move", note, dedup_key)
     if old is None or old.failed_at:
         return
     dedup_key = f"{old.slot} {old.incarnation}"
     if new is None:
         note = f"{old.task} has moved from {old.source} to {old.target}"
-        yield EventText(False, "Rebalanced", "Move", note, dedup_key)
+        yield EventText(_NORMAL, "Rebalanced", "Move", note, dedup_key)
     elif new.failed_at:
         note = f"{old.task} stays on {old.source}, and does not move to {old.target}: {new.message}"
-        yield EventText(False, "RebalancingFailed", "Move", note, dedup_key)
+        yield EventText(_NORMAL, "RebalancingFailed", "Move", note, dedup_key)
 
 
 def _waiting_drains(result: PassResult) -> Iterator[EventText]:
-    """Those that the condition names for the first time."""
+    """Those that the message of the condition Valid names for the first time."""
     old, new = result.old.condition("Valid").message, result.new.condition("Valid").message
     for text in waiting_drains(result.context, result.states):
         if text in new and text not in old:
-            yield EventText(True, "DrainWaits", "Move", text, text)
+            yield EventText(_WARNING, "DrainWaits", "Move", text, text)
 
 
 def _recovery(result: PassResult) -> Iterator[EventText]:
@@ -208,10 +209,10 @@ def _recovery(result: PassResult) -> Iterator[EventText]:
     if active.mode == "Progressive" and (is_new or old_mode != "Progressive"):
         nodes = ", ".join(active.lost_nodes) or "none known"
         note = f"correlated failure (lost nodes: {nodes}): queries recover by profit density"
-        yield EventText(True, "BurstDetected", "Assess", note, f"{active.started_at} burst")
+        yield EventText(_WARNING, "BurstDetected", "Assess", note, f"{active.started_at} burst")
     if new.plan and (is_new or old.plan != new.plan):
         dedup_key = f"{active.started_at} {' '.join(new.plan)}"
-        yield EventText(False, "RecoveryPlanned", "Plan", _explain(result, new.plan), dedup_key)
+        yield EventText(_NORMAL, "RecoveryPlanned", "Plan", _explain(result, new.plan), dedup_key)
 
 
 def _explain(result: PassResult, order: Sequence[str]) -> str:
@@ -264,19 +265,21 @@ def _query_event(
     match announced:
         case QueryChange.LOST:
             note = f"{query.name} (priority {query.priority}) is down: it waits for "
-            return EventText(True, announced, "Assess", note + query.waiting_for, dedup_key)
+            return EventText(_WARNING, announced, "Assess", note + query.waiting_for, dedup_key)
         case QueryChange.RESTORING:
             note = f"{query.name} is being restored; it waits for {query.waiting_for}"
-            return EventText(False, announced, "Recover", note, dedup_key)
+            return EventText(_NORMAL, announced, "Recover", note, dedup_key)
         case QueryChange.TENTATIVE:
             note = f"{query.name} goes on without an input; it waits for {query.waiting_for}"
-            return EventText(True, announced, "Assess", note, dedup_key)
+            return EventText(_WARNING, announced, "Assess", note, dedup_key)
         case QueryChange.LIVE:
             live_after = next(
                 (q.live_after for q in result.newest_recovery.queries if q.name == query.name), ""
             )
             took = f", {live_after} after the loss" if live_after else ""
-            return EventText(False, announced, "Recover", f"{query.name} is live{took}", dedup_key)
+            return EventText(
+                _NORMAL, announced, "Recover", f"{query.name} is live{took}", dedup_key
+            )
         case _:
             assert_never(announced)
 
@@ -294,7 +297,7 @@ def _start_problems(result: PassResult) -> Iterator[EventText]:
             if problem and head in query.waiting_for and head not in waited_for:
                 note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
                 dedup_key = f"{query.name} {pod.name} {reason}"
-                yield EventText(True, "TaskCannotStart", "Start", note, dedup_key)
+                yield EventText(_WARNING, "TaskCannotStart", "Start", note, dedup_key)
 
 
 def _incarnations(result: PassResult, query: str) -> int:
@@ -312,7 +315,7 @@ def _coordinator(result: PassResult) -> Iterator[EventText]:
     incarnation, why = result.coordinator.incarnation, result.coordinator.why
     if incarnation is not None and incarnation > 1 and why:
         note = f"replaced by incarnation {incarnation} of the coordinator: {why}"
-        yield EventText(True, "CoordinatorReplaced", "Replace", note, f"{incarnation}")
+        yield EventText(_WARNING, "CoordinatorReplaced", "Replace", note, f"{incarnation}")
 
 
 def _redundancy(result: PassResult) -> Iterator[EventText]:
@@ -321,14 +324,14 @@ def _redundancy(result: PassResult) -> Iterator[EventText]:
     if was_reduced and new.status == "True" and old.status == "False":
         note = f"{result.new.redundancy} replicas are live"
         dedup_key = new.last_transition_time
-        yield EventText(False, "RedundancyRestored", "Recover", note, dedup_key)
+        yield EventText(_NORMAL, "RedundancyRestored", "Recover", note, dedup_key)
 
 
 def _operator_problem(result: PassResult) -> Iterator[EventText]:
     old, new = result.old.condition("Degraded"), result.new.condition("Degraded")
     if new.status == "True" and (old.status, old.reason) != ("True", new.reason):
         dedup_key = f"{new.reason} {new.last_transition_time}"
-        yield EventText(True, new.reason, "Reconcile", new.message, dedup_key)
+        yield EventText(_WARNING, new.reason, "Reconcile", new.message, dedup_key)
 
 
 def _suspension(result: PassResult) -> Iterator[EventText]:
@@ -337,10 +340,10 @@ def _suspension(result: PassResult) -> Iterator[EventText]:
     dedup_key = f"generation {result.context.view.generation}"
     if is_suspended and not was_suspended:
         note = "tasks are stopped; checkpoints and incarnations are kept"
-        yield EventText(False, "Suspended", "Suspend", note, dedup_key)
+        yield EventText(_NORMAL, "Suspended", "Suspend", note, dedup_key)
     if was_suspended and not is_suspended:
         note = "tasks are restored from checkpoints"
-        yield EventText(False, "Resumed", "Resume", note, dedup_key)
+        yield EventText(_NORMAL, "Resumed", "Resume", note, dedup_key)
 
 
 def _names(states: Sequence[SlotState]) -> str:

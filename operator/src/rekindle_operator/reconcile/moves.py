@@ -32,17 +32,17 @@ MOVES_AT_ONCE = 2
 SUCCESSOR_WITHOUT_NODE_S = 60.0
 """How long a successor may find no node before a task with a live partner is removed without it."""
 LATE_S = 300.0
-"""How long a successor that runs may take before it keeps no other one from starting."""
-_UNBOUND_FOR_LONG = 4  # incarnations that were not bound: by their growing timeouts 75 s
+"""A successor that runs for longer without taking over does not count in `MOVES_AT_ONCE`."""
+_UNBOUND_FOR_LONG = 4  # incarnations that were not bound: their growing timeouts add up to 75 s
 _REFUSED = 2  # attempts; the first one may have failed by chance
-_REFUSED_FOR_LONG = 7  # attempts: by their back-off a minute
+_REFUSED_FOR_LONG = 7  # attempts: their back-off adds up to a minute
 _MAY_BE_LIVE = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class MovedStates:
     """`states`: one for each replica, and one for each successor that runs or is to be created.
-    `superseded`: of lost tasks in whose place their successors go on."""
+    `superseded`: those of lost tasks that their successors replace."""
 
     states: tuple[SlotState, ...]
     superseded: tuple[SlotState, ...] = ()
@@ -58,8 +58,8 @@ def with_moves(
     pairs = [_by_age(numbered) for numbered in replicas]
     partners = _on_staying_nodes(replicas, leaving)
     successors = [new for old, new in pairs if new.pod is not None and _leaves(old, leaving)]
-    gates_are_open = places_left(context, successors) > 0
-    chosen = [_choose(context, pair, leaving, partners, gates_are_open) for pair in pairs]
+    gates_may_open = places_left(context, successors) > 0
+    chosen = [_choose(context, pair, leaving, partners, gates_may_open) for pair in pairs]
     moving = [(state, other) for state, other in chosen if _leaves(state, leaving)]
     running = [_successor(context, state, other, leaving) for state, other in moving if other.pod]
     uncreated = [
@@ -68,11 +68,11 @@ def with_moves(
         if other.pod is None and replica_state(context, state) is ReplicaState.LIVE
     ]
     begun = [state for state in uncreated if state.uncreated_pod is not None]
-    at_once = sum(not problem_of(context, state) for state in (*running, *begun))
+    in_progress = sum(not problem_of(context, state) for state in (*running, *begun))
     not_begun = (state for state in uncreated if state.uncreated_pod is None)
     # A new successor has the newest image. In a conflict of stream protocols it could not read from
     # the tasks that run, and would never be live.
-    may_begin = 0 if context.report.stream_conflict else MOVES_AT_ONCE - at_once
+    may_begin = 0 if context.report.stream_conflict else MOVES_AT_ONCE - in_progress
     started = islice(not_begun, max(0, may_begin))
     return MovedStates(
         states=(*(state for state, _ in chosen), *running, *begun, *started),
@@ -91,7 +91,7 @@ def places_left(context: ReconcileContext, states: Iterable[SlotState]) -> int:
 
 
 def problem_of(context: ReconcileContext, successor: SlotState) -> str:
-    """Why a successor does not get on, as far as is known; empty: it may be about to."""
+    """Why a successor makes no progress, as far as is known; empty: it may be making some."""
     pod, uncreated = successor.pod, successor.uncreated_pod
     if pod is None or uncreated is not None:
         is_refused = uncreated is not None and uncreated.attempts >= _REFUSED
@@ -130,10 +130,11 @@ def _by_age(replicas: NumberedStates) -> tuple[SlotState, SlotState]:
     """The task, and its successor if there is one."""
     first, second = replicas
     if first.pod is None or second.pod is None:
-        has_second = second.pod is not None
-        # Its creation was refused for long, so the task was removed before it.
-        has_second |= first.pod is None and bool(second.uncreated_pod and not first.uncreated_pod)
-        return (second, first) if has_second else (first, second)
+        is_second = second.pod is not None
+        # Without any pod: the API server refused the successor for long, and the task was deleted
+        # before it. The successor counts as the task now.
+        is_second |= first.pod is None and bool(second.uncreated_pod and not first.uncreated_pod)
+        return (second, first) if is_second else (first, second)
     return (first, second) if first.pod.created_at <= second.pod.created_at else (second, first)
 
 
@@ -142,9 +143,10 @@ def _choose(
     pair: tuple[SlotState, SlotState],
     leaving: frozenset[str],
     partners: Mapping[Partition, Sequence[SlotState]],
-    gates_are_open: bool,
+    gates_may_open: bool,
 ) -> tuple[SlotState, SlotState]:
-    """The one that counts as the replica, and the other one."""
+    """The one that counts as the replica, and the other one. `gates_may_open`: whether a successor
+    without a node may get one; otherwise others start first, and it proves nothing."""
     old, new = pair
     if old.pod is None or (new.pod is None and new.uncreated_pod is None):
         return old, new
@@ -156,13 +158,13 @@ def _choose(
     if _leaves(old, leaving) and _has_no_node(context, new):
         others = partners.get((old.slot.segment, old.slot.partition), ())
         others = [s for s in others if s.slot.index != old.slot.index]
-        goes = gates_are_open and any(may_replace(context, s, old.pod) for s in others)
+        old_goes = gates_may_open and any(may_replace(context, s, old.pod) for s in others)
     elif _leaves(old, leaving) is _leaves(new, leaving):
         is_live = replica_state(context, old) is ReplicaState.LIVE
-        goes = not is_live and may_replace(context, new, old.pod)
+        old_goes = not is_live and may_replace(context, new, old.pod)
     else:
-        goes = _leaves(old, leaving) and may_replace(context, new, old.pod)
-    return (new, old) if goes else (old, new)
+        old_goes = _leaves(old, leaving) and may_replace(context, new, old.pod)
+    return (new, old) if old_goes else (old, new)
 
 
 def _was_lost(context: ReconcileContext, old: SlotState, new: SlotState) -> bool:
@@ -176,8 +178,8 @@ def _was_lost(context: ReconcileContext, old: SlotState, new: SlotState) -> bool
 def _successor(
     context: ReconcileContext, replaced: SlotState, state: SlotState, leaving: frozenset[str]
 ) -> SlotState:
-    """Of one that stays for now. On a node that is drained too, it is made anew elsewhere, unless
-    it alone may be live."""
+    """The state of the successor of a task that stays for now. If its own node is drained too, it
+    is replaced by a pod elsewhere, unless only the successor may be live."""
     state = replace(state, is_successor=True)
     is_needed = (
         replica_state(context, state) in _MAY_BE_LIVE
@@ -187,7 +189,7 @@ def _successor(
 
 
 def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
-    """For long: no node takes its pod, or the API server refuses it."""
+    """Whether for a long time no node takes its pod, or the API server refuses it."""
     pod, uncreated = successor.pod, successor.uncreated_pod
     if pod is None:
         return uncreated is not None and uncreated.attempts >= _REFUSED_FOR_LONG

@@ -17,8 +17,9 @@ from rekindle_operator.recovery.kubelets import responds_now
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.settings import Settings
 
-# The scheduler may choose a dead node again for as long as its status is Ready. The only sign of
-# a node that never had a task or a replica is that its kubelet does not accept the pod.
+# The scheduler may choose a dead node again for as long as its status is Ready. The only sign
+# that such a node is lost, if it never had a task or a replica, is that its kubelet does not accept
+# the pod.
 _MIN_AGE_S = 5.0
 _NOT_ACCEPTED_S = 10.0
 _NOT_READY_S = 10.0
@@ -32,7 +33,7 @@ def delete_lost_operator_replicas(
     peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
     not_ready = _silently_not_ready(snapshot, losses, now, settings)
     return [
-        DeletePod(p.namespace, p.name, p.uid, p.version, 0, why)
+        DeletePod(p.namespace, p.name, p.uid, p.version, grace_s=0, why=why)
         for p in peers
         if (why := _why_lost(p, losses, not_ready, now - snapshot.phase_since.get(p.uid, now)))
     ]

@@ -290,6 +290,9 @@ def ranks(plan_input: PlanInput, plan_order: Mapping[tuple[str, str], int]) -> d
     ):
         slot, group = candidate.state.slot, candidate.to_place.group
         name = candidate.pod.name if candidate.pod is not None else names[slot.key]
-        found[name] = PlanRank(int(group in placed), best.get(slot.segment, len(plan_order)))
+        found[name] = PlanRank(
+            replica_order=int(group in placed),
+            plan_position=best.get(slot.segment, len(plan_order)),
+        )
         placed.add(group)
     return found

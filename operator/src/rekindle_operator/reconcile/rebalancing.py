@@ -50,7 +50,7 @@ _RETRY_FACTOR = 6  # after a failed move, none begins for this many times its du
 
 @dataclass(frozen=True, slots=True)
 class GivenUp:
-    """A successor that is not to go on."""
+    """A successor that is to be deleted, since its move to an emptier node ends."""
 
     state: SlotState
     why: str
@@ -58,8 +58,8 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class MovesInProgress:
-    """`replicas`: successors have their move. `leaving`: names of the pods that are to be
-    replaced."""
+    """`replicas`: with `rebalancing` set in the states of successors. `leaving`: names of the pods
+    that are to be replaced."""
 
     replicas: tuple[NumberedStates, ...]
     leaving: frozenset[str] = frozenset()
@@ -71,7 +71,8 @@ def moves_in_progress(
 ) -> MovesInProgress:
     """If one is given up, its task is no longer about to leave: as with a planned move whose node
     is uncordoned, the successor is deleted. If the task is lost instead, a successor that has a
-    node takes its place; one without a node could only be on the target, and is made anew."""
+    node takes its place; one without a node could only be on the target, so another pod is
+    created instead."""
     found: list[NumberedStates] = []
     leaving: set[str] = set()
     given_up: list[GivenUp] = []
@@ -80,19 +81,18 @@ def moves_in_progress(
             found.append(numbered)
             continue
         pair = list(numbered)
-        for at, state in enumerate(numbered):
-            old = numbered[1 - at]
-            move = _move_of(state, old)
+        for index, state in enumerate(numbered):
+            move = _move_of(state, numbered[1 - index])
             if move is not None:
                 why = _why_given_up(context, state, replicas)
                 if why:
                     given_up.append(GivenUp(state, why))
                 else:
                     leaving.add(move.pod)
-                    pair[at] = replace(state, rebalancing=move)
+                    pair[index] = replace(state, rebalancing=move)
                     continue
             if state.pod is not None and state.pod.replaces and state.pod_phase is SlotPhase.GATED:
-                pair[at] = replace(state, pod=None, loss=None)
+                pair[index] = replace(state, pod=None, loss=None)
         found.append(NumberedStates(*pair))
     return MovesInProgress(tuple(found), frozenset(leaving), tuple(given_up))
 
@@ -204,7 +204,7 @@ def begin_move(
         pod, slot = state.pod, state.slot.alternate
         if pod is None or pod.node is None or state.outdated or slot not in allowed:
             continue
-        if not loads.may_be_left(pod.node, pod.requests):
+        if not loads.would_gain_by_leaving(pod.node, pod.requests):
             continue
         if slot.segment not in pods_to_place:
             pods_to_place[slot.segment] = _to_place(context, _successor(context, others[slot]))
@@ -227,7 +227,7 @@ def begin_move(
 
 
 def _successor(context: ReconcileContext, other: SlotState) -> SlotState:
-    """A move that begins does not go on with a pod that was refused in an earlier one."""
+    """A move that begins does not use the incarnation of a pod refused in an earlier move."""
     begins = context.last_status.rebalancing is None
     uncreated_pod = None if begins else other.uncreated_pod
     return replace(other, pod=None, loss=None, is_successor=True, uncreated_pod=uncreated_pod)
@@ -285,8 +285,8 @@ def _leaving(snapshot: Snapshot) -> Mapping[str, ResourceAmounts]:
 
 
 def any_pod_waits(plan_inputs: Iterable[PlanInput], capacity: Capacity) -> bool:
-    """For a node, which it would get if the others had fewer pods: a cluster with emptier nodes has
-    no larger part free on one of them."""
+    """Whether a pod waits for a node, and would fit on one if fewer pods were there. Then no move
+    begins: tasks that are spread out leave less free on each single node."""
     return any(
         capacity.fits_when_empty(c.to_place)
         for plan_input in plan_inputs

@@ -144,8 +144,8 @@ def _is_over(context: ReconcileContext, states: Sequence[SlotState], entry: Reco
 def _order(
     context: ReconcileContext, before: Sequence[str], health: Health, plan: Plan
 ) -> tuple[str, ...]:
-    """Queries that have started, in the order in which they did; then those that start now; then
-    the rest."""
+    """Queries that have started, in the order in which they did; others that are down and
+    need no more capacity; then those that start now; then those that wait."""
     key = context.view.key
     now = [r.key[1] for r in plan.starting_now if r.key[0] == key]
     later = [r.key[1] for r in plan.waiting if r.key[0] == key]
@@ -154,7 +154,7 @@ def _order(
     not_down = (QueryState.LIVE, QueryState.UNKNOWN)
     names = {q.name for q in health.queries}
     started = [n for n in before if n in names and n not in {*now, *later}]
-    rest = sorted(
+    in_progress = sorted(
         (
             q
             for q in health.queries
@@ -162,4 +162,4 @@ def _order(
         ),
         key=lambda q: (-q.priority, q.name),
     )
-    return (*started, *(q.name for q in rest), *now, *later)
+    return (*started, *(q.name for q in in_progress), *now, *later)

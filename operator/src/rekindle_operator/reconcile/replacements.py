@@ -139,7 +139,7 @@ def unneeded_pods(
         if pod.slot not in current:
             moved = pod.slot.alternate in current
             why = "it has moved" if moved else "its slot is no longer in the topology"
-            found.append(_delete(pod, losses, None, why))
+            found.append(_delete(pod, losses, grace_s=None, why=why))
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, losses, _SHORT_GRACE_S, "a newer incarnation exists"))
     return found
@@ -151,7 +151,7 @@ def suspend_pods(context: ReconcileContext) -> list[Action]:
     tasks = [p for p in pods if p.role == names.ROLE_TASK]
     chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
     losses = context.pass_inputs.losses
-    return [_delete(p, losses, None, "suspended") for p in chosen if not p.terminating]
+    return [_delete(p, losses, grace_s=None, why="suspended") for p in chosen if not p.terminating]
 
 
 def terminating_on_lost_nodes(snapshot: Snapshot, losses: LossAssessment) -> Sequence[DeletePod]:
@@ -159,7 +159,7 @@ def terminating_on_lost_nodes(snapshot: Snapshot, losses: LossAssessment) -> Seq
     topology that is being deleted."""
     deleting = {t.uid for t in snapshot.topologies if t.deleting}
     return [
-        DeletePod(p.namespace, p.name, p.uid, p.version, 0, "its node is lost")
+        DeletePod(p.namespace, p.name, p.uid, p.version, grace_s=0, why="its node is lost")
         for p in snapshot.pods
         if p.topology is not None
         and losses.is_on_lost_node(p)

@@ -35,7 +35,7 @@ def is_requested(context: ReconcileContext) -> bool:
 
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
     """The states; one of them lost as `ROLLED`, if one may be replaced now. A task on a cordoned
-    node is none: its successor in a planned move is not outdated."""
+    node is not chosen: its successor in a planned move is not outdated."""
     if not is_requested(context) or not _coordinator_is_new(context):
         return tuple(states)
     if context.report.stream_conflict:

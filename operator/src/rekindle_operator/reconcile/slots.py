@@ -204,13 +204,13 @@ def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
 
 def _has_run(context: ReconcileContext, state: SlotState) -> bool:
     """Whether a pod of the slot has run, according to the status: until all queries have been Live
-    once, only those of queries that have been Live count."""
+    once, only slots of queries count that have started: all of their partitions have had a pod."""
     assert context.running is not None
     if context.last_status.phase not in BEFORE_RUNNING:
         return True
-    not_live = (None, QueryState.WAITING, QueryState.UNKNOWN)
-    live = {q.name for q in context.last_status.queries.values() if q.state not in not_live}
-    queries = (q for q in context.running.topology.spec.queries if q.name in live)
+    not_started = (None, QueryState.WAITING, QueryState.UNKNOWN)
+    started = {q.name for q in context.last_status.queries.values() if q.state not in not_started}
+    queries = (q for q in context.running.topology.spec.queries if q.name in started)
     return any(state.segment in context.running.topology.needed_segments(q) for q in queries)
 
 

@@ -68,9 +68,9 @@ class NodeLoads:
         self._lowest: dict[ResourceAmounts, float] = {}
         self._targets_of: dict[PodToPlace, list[tuple[float, str]]] = {}
 
-    def may_be_left(self, node: str, requests: ResourceAmounts) -> bool:
-        """Whether a pod with these requests would win something by moving from this node, if any
-        node took it."""
+    def would_gain_by_leaving(self, node: str, requests: ResourceAmounts) -> bool:
+        """Whether some target, with a pod with these requests on it, would be less full than this
+        node is now, by the margin. Whether one takes the pod is not checked."""
         load = self._load_without_leaving.get(node)
         if load is None:
             return False
@@ -83,7 +83,7 @@ class NodeLoads:
         """From the fullest node that a task can leave, to the node that is least full with it."""
         by_node: dict[str, list[MovableTask]] = defaultdict(list)
         for task in tasks:
-            if self.may_be_left(task.node, task.to_place.requests):
+            if self.would_gain_by_leaving(task.node, task.to_place.requests):
                 by_node[task.node].append(task)
         fullest_first = sorted(by_node, key=lambda name: (-self._load_without_leaving[name], name))
         for node in fullest_first:

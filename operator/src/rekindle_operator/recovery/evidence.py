@@ -17,13 +17,13 @@ from rekindle_operator.settings import Timing
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """`freshly_reported`: uids of topologies whose report is fresh; `responding`: of those with a
-    task that responds to its coordinator. `alive_nodes`: nodes with such a task, or with a
-    coordinator that reports. `reported_nodes`: with a pod of a topology whose report is fresh, and
-    says whether it responds."""
+    """`freshly_reported`: uids of topologies whose report is fresh; `responding_topologies`: of
+    those with a task that responds to its coordinator. `alive_nodes`: nodes with such a task, or
+    with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
+    fresh, and says whether it responds."""
 
     freshly_reported: frozenset[str]
-    responding: frozenset[str]
+    responding_topologies: frozenset[str]
     alive_nodes: frozenset[str]
     reported_nodes: frozenset[str]
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
@@ -61,7 +61,7 @@ def collect_evidence(
     ]
     return Evidence(
         freshly_reported=fresh,
-        responding=frozenset(p.owner_uid for p in responding if p.owner_uid),
+        responding_topologies=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
         silences={p.ref: silence_as_of_report_s(p, snapshot) for p in reported},

@@ -151,7 +151,7 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
 
 
 def _was_quarantined(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
-    """Whether it may have to be noticed that it works again, or is lost again."""
+    """Such a node may work again, or be lost again; only probes show it soon."""
     return now - snapshot.quarantined.get(node.name, -inf) < timing.quarantine_s
 
 

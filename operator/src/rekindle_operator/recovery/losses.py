@@ -52,7 +52,7 @@ class Loss(StrEnum):
     DIVERGED = "its results differ from others of its partition"
     OUTDATED = "the topology was edited before it had started"
     ROLLED = "a roll replaces it"
-    DRAINED = "its node is drained before it has taken over"
+    DRAINED = "its node is drained before it has taken over"  # only of successors
 
     @property
     def counts_as_failure(self) -> bool:
@@ -76,17 +76,18 @@ class LossAssessment:
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
-    responding: frozenset[str]  # uids of topologies with a task that responds
+    responding_topologies: frozenset[str]  # uids of those with a task that responds
     usable_nodes: Mapping[str, NodeView]  # by name
     unreachable_by_coordinator: frozenset[tuple[str, str]] = frozenset()
-    unresponsive: frozenset[str] = frozenset()  # not lost, but their kubelets do not respond now
+    # Not lost, but their kubelets do not respond now.
+    unresponsive_nodes: frozenset[str] = frozenset()
     freshly_reported: frozenset[str] = frozenset()  # uids of topologies with a fresh report
     problem: str = ""
 
     @property
     def avoided(self) -> frozenset[str]:
         """Names of nodes that get no pods."""
-        return self.unresponsive | self.lost_nodes.keys()
+        return self.unresponsive_nodes | self.lost_nodes.keys()
 
     def is_on_lost_node(self, pod: PodView) -> bool:
         return pod.node is not None and pod.node in self.lost_nodes
@@ -98,7 +99,7 @@ class LossAssessment:
     def awaits_unresponsive_kubelet(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
         does not respond. Nothing is lost with it."""
-        return pod.node in self.unresponsive and not pod.accepted_by_kubelet
+        return pod.node in self.unresponsive_nodes and not pod.accepted_by_kubelet
 
 
 def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessment:
@@ -112,6 +113,8 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     unready = assess_unready(snapshot, occupied, evidence, now, timing)
     lost = {p.node: "is gone" for p in bound if p.node is not None and p.node not in nodes}
     lost |= dict.fromkeys(unready.lost, "is not Ready")
+    # A quarantine ends early if since then its readiness has changed, or its kubelet, a task
+    # or a coordinator on it has responded.
     quarantined = {
         name
         for name, at in snapshot.quarantined.items()
@@ -124,7 +127,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         p
         for p in running
         if p.owner_uid in evidence.freshly_reported
-        and (p.owner_uid in evidence.responding or p.node in silent_kubelets)
+        and (p.owner_uid in evidence.responding_topologies or p.node in silent_kubelets)
     ]
     # A coordinator on the node that reports proves that the node works.
     silent = (
@@ -141,20 +144,20 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     )
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
-    unresponsive = temporarily_avoided_nodes(snapshot, now, timing) - evidence.alive_nodes
-    unresponsive -= lost.keys()
+    unresponsive_nodes = temporarily_avoided_nodes(snapshot, now, timing) - evidence.alive_nodes
+    unresponsive_nodes -= lost.keys()
     usable = {
         name: node
         for name, node in nodes.items()
-        if name not in lost and name not in unresponsive and node.ready and not node.cordoned
+        if name not in lost and name not in unresponsive_nodes and node.ready and not node.cordoned
     }
     return LossAssessment(
         lost_nodes=lost,
         newly_silent=frozenset(silent),
-        responding=evidence.responding,
+        responding_topologies=evidence.responding_topologies,
         usable_nodes=usable,
         unreachable_by_coordinator=unreachable_by_coordinator,
-        unresponsive=unresponsive,
+        unresponsive_nodes=unresponsive_nodes,
         freshly_reported=evidence.freshly_reported,
         problem=unready.problem,
     )
@@ -213,7 +216,7 @@ def loss_of_pod(
     if assessment.is_on_lost_node(pod):
         return Loss.NODE
     if assessment.awaits_unresponsive_kubelet(pod) and _has_timed_out(pod, ungated_s, timing):
-        return Loss.UNBOUND
+        return Loss.UNBOUND  # it is bound, but replaced like a pod that no node has taken
     if pod.ended:
         return (
             Loss.REFUSED
@@ -227,7 +230,7 @@ def loss_of_pod(
         if assessment.is_unreachable_by_coordinator(pod)
         else timing.task_silent_s
     )
-    coordinator_is_connected = pod.owner_uid in assessment.responding
+    coordinator_is_connected = pod.owner_uid in assessment.responding_topologies
     if coordinator_is_connected and silence_as_of_report_s(pod, snapshot) >= timeout_s:
         return Loss.SILENT
     return None

@@ -48,7 +48,7 @@ class SpareReplica:
 
 @dataclass(frozen=True, slots=True)
 class RankedQuery:
-    """A query and its profit density, which is its position in the plan."""
+    """A query and its profit density, which decides its position in the plan."""
 
     key: tuple[str, str]
     density: float
@@ -100,7 +100,7 @@ def make_plan(
     paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, pods, capacity)
 
     def filled(placement: Placement) -> dict[str, str]:
-        """The nodes of all pods, with the capacity that is left over."""
+        """The nodes of all pods: those of `placement`, and those that get capacity it has left."""
         if possible_later:
             placement = place_paths(paths, pods, placement)
         reserved = [pods[n] for n in sorted(missing) if pods[n].key not in placement.nodes]
@@ -217,7 +217,8 @@ def _is_within_shares(
 def _lacks_only_capacity(
     query: DownQuery, pods: Mapping[str, PodToPlace], capacity: Capacity
 ) -> bool:
-    """For such a query, capacity that returns in small parts is reserved: spares would use it."""
+    """Whether each of its pods would fit on an empty node. For such a query, capacity that returns
+    in small parts is reserved: spares would use it."""
     return all(capacity.fits_when_empty(pods[need]) for need in query.needs)
 
 

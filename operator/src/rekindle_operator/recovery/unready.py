@@ -44,8 +44,8 @@ def assess_unready(
     silent = find_silent_kubelets(snapshot, now, timing, max_response_age_s=inf)
     alive = [n for n in unready if n.name in evidence.alive_nodes]
     reported = [n for n in unready if n.name in evidence.reported_nodes]
-    most = 2 * len(unready) > len(snapshot.nodes)
-    most_work = most and 2 * len(alive) > len(reported)
+    most_unready = 2 * len(unready) > len(snapshot.nodes)
+    most_work = most_unready and 2 * len(alive) > len(reported)
     # Where a second source, a report or the silent kubelet, says that the node is lost.
     confirmed = silent if most_work else evidence.reported_nodes | silent
 
@@ -53,9 +53,9 @@ def assess_unready(
 
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)
-        if node.name in evidence.alive_nodes | responding_pods or (most and responds):
+        if node.name in evidence.alive_nodes | responding_pods or (most_unready and responds):
             return False
-        return node.name in confirmed or not (most or responds)
+        return node.name in confirmed or not (most_unready or responds)
 
     lost = frozenset(n.name for n in unready if is_lost(n))
     count = f"{len(unready)} of {len(snapshot.nodes)} nodes are NotReady"
@@ -66,7 +66,7 @@ def assess_unready(
             "kubelets do not reach the API server; being NotReady is no reason to delete pods",
         )
     unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in alive]
-    if most and unknown:
+    if most_unready and unknown:
         reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
         return Unready(lost, f"{count}; {reason} ({_first_names(unknown)})")
     return Unready(lost)

@@ -47,15 +47,15 @@ def coordinator_pod(
     excluded: Iterable[str],
     defaults: PodDefaults,
     *,
-    used_last: Iterable[str] = (),
+    last_resort: Iterable[str] = (),
 ) -> Manifest:
-    """`excluded`: nodes that take no coordinator. `used_last`: nodes on which its
+    """`excluded`: nodes that take no coordinator. `last_resort`: nodes on which its
     predecessors failed or became silent. They may be good, and the only ones with capacity."""
     spec = _spec(topology, excluded, defaults)
     digest = digest_of_parts(spec)
     container = spec["containers"][0]
     spec["containers"] = [merge(container, {"env": _environment(topology, incarnation)})]
-    if nodes := sorted(set(used_last)):
+    if nodes := sorted(set(last_resort)):
         spec["affinity"] = merge(
             spec.get("affinity") or {}, {"nodeAffinity": _preferably_not(nodes)}
         )

@@ -1,8 +1,8 @@
 """The PodDisruptionBudget of a topology's pods. Pure.
 
-It refuses every eviction of a pod that is Ready: whether one may go depends on which replicas are
-live, and the operator moves it before it deletes it. Pods that are not Ready may be evicted: they
-serve nobody.
+It refuses every eviction of a pod that is Ready: whether a pod may be deleted depends on which
+replicas are live, and the operator first moves its task to another node. Pods that are not Ready
+may be evicted: they serve nobody.
 
 Design: docs/design/planned-moves.md.
 """

@@ -99,7 +99,7 @@ def task_template_digest(
 ) -> str:
     """Digest of all that an edit can change for tasks of this segment (its id covers what its nodes
     compute). Without the generation's number: an edit of a priority does not affect tasks."""
-    merged = _merged(view, topology, segment, 0, defaults)
+    merged = _merged(view, topology, segment, generation=0, defaults=defaults)
     parts: dict[str, Any] = {"pod": merged, "conf": view.spec.get("sparkConf") or {}}
     if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()

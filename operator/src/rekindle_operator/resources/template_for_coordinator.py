@@ -42,8 +42,8 @@ def template_metadata(template: Mapping[str, Any]) -> tuple[dict[str, str], dict
 def with_template_parts(
     spec: Manifest, template: Mapping[str, Any], container_name: str
 ) -> Manifest:
-    """`spec`, of one container, with the shared parts of the template and of its container of that
-    name."""
+    """`spec`, which has one container, with the shared parts of the template, and of the template's
+    container `container_name`."""
     template_spec = template.get("spec") or {}
     containers = template_spec.get("containers") or ()
     named = (c for c in containers if c.get("name") == container_name)

@@ -70,7 +70,9 @@ class Watchdog:
         self._settings = settings
         timing = settings.timing
         # It never writes the Lease; the candidate measures how long it was not renewed.
-        self._lease = Candidate(settings.identity, "", ElectionTiming(retry_s=timing.poll_s))
+        self._lease = Candidate(
+            settings.identity, process="", timing=ElectionTiming(retry_s=timing.poll_s)
+        )
         # Not all watchdogs delete at the same moment.
         self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.jitter_s)
         self._observation = Observation()

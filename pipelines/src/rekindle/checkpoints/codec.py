@@ -174,7 +174,7 @@ def decode_entry(data: bytes, topology: str = "") -> Entry:
     found = fields.pop("checksum", "")
     if fields["format"] >= CHECKSUM_FORMAT and found != checksum(fields):
         raise ValueError("the entry is damaged: its checksum does not match")
-    objects = {
+    objects = {  # up to format 2: by bucket
         operator: tuple(names.values() if isinstance(names, dict) else names)
         for operator, names in fields["objects"].items()
     }

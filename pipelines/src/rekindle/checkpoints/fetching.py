@@ -37,7 +37,8 @@ READS = 3
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
 
 AwaitedRuns = Mapping[int, AwaitedRun]
-"""By batch of an object."""
+"""By number of the record batch in an object, which is an Arrow IPC file with a batch for each
+run."""
 
 
 class BadRead(StoreError):
@@ -173,7 +174,7 @@ class FetchQueue:
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
 
     def mark_lost(self, name: str, message: str) -> None:
-        """The object is missing or damaged: nothing more is fetched."""
+        """The object is missing or damaged: nothing more is fetched. It stays in `missing`."""
         del self._in_flight[name]
         self._waiting[name] = None
         self.lost = self.lost or LostObject(name, message)
@@ -332,7 +333,7 @@ class Fetch:
         timer = self._calls[name] = CallTimer()
         try:
             with timer.during(f"reading the state object {name}"):
-                found = {batch: run() for batch, run in self._awaited[name].items()}
+                found = {batch: weak() for batch, weak in self._awaited[name].items()}
                 awaited = {batch: run for batch, run in found.items() if run is not None}
                 if awaited:
                     self._load(name, awaited)

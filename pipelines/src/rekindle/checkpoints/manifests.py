@@ -174,7 +174,9 @@ class ManifestStore:
         began, full_scan_at = self._clock(), self._full_scan_at
         due = full_scan_at is None or began - full_scan_at >= FULL_SCAN_S
         refusals = self._refusals  # read once: a refusal during this call is for the next one
-        more_may_be_missing = not self._reported_lost <= self._present(self._reported_lost, 0)
+        more_may_be_missing = not self._reported_lost <= self._present(
+            self._reported_lost, other_objects=0
+        )
         full_scan = full_scan or due or refusals != self._known_refusals or more_may_be_missing
         self._known_refusals = refusals
         self._full_scan_at = None  # a failure may leave state whose entry is deleted
@@ -243,7 +245,7 @@ class ManifestStore:
                 continue  # the next full scan finds its state
             for name in needed:
                 newest[name] = max(info.modified, newest.get(name, info.modified))
-        return [ObjectInfo(name, 0, modified) for name, modified in newest.items()]
+        return [ObjectInfo(name, bytes=0, modified=modified) for name, modified in newest.items()]
 
     def _update_references(
         self, entry_names: Iterable[str], listed: AbstractSet[str]
@@ -270,7 +272,7 @@ class ManifestStore:
         needed = _union(self._references.values())
         missing = needed & self._missing if listed is None else needed - listed
         if missing and (listed is not None or len(missing) <= _MAX_LOOK_UPS):
-            missing -= self._present(missing, 0)
+            missing -= self._present(missing, other_objects=0)
         self._missing = missing
         known, to_read = self._damaged & needed, (self._reported_lost & needed) - missing
         if listed is not None or len(known) <= _MAX_READS:

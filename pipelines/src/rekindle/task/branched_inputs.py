@@ -50,7 +50,7 @@ from rekindle.topology.model import Input, Segment
 
 
 class BranchedInputs:
-    """The methods below "the loop" are called by the engine's thread, the others by any."""
+    """The methods of the section "the loop" are called by the engine's thread, others by any."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class BranchedInputs:
         attempts: AttemptFile | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`check_size`: see `StreamInputs`."""
+        """`stall_s`, `check_size`: see `StreamInputs`."""
         self._changed = threading.Condition()
         self._core = BranchesCore(settings, next_epoch, watermark)
         self._segment = segment
@@ -173,17 +173,17 @@ class BranchedInputs:
             if self._core.may_take:
                 self._changed.notify_all()
 
-    def become_live(self) -> None:
+    def allow_tentative(self) -> None:
         """From now on output may be tentative."""
         with self._changed:
-            self._apply(self._core.become_live(self._clock()))
+            self._apply(self._core.allow_tentative(self._clock()))
 
-    def wait_for_heads(self) -> None:
-        """To be called while the task is not Live: it decides whether an input is missing, because
-        none of its replicas has responded for long."""
+    def check_heads(self) -> None:
+        """To be called while the task is not Live: decide whether an input is missing, because
+        none of its replicas has responded for long. Does not wait."""
         with self._changed:
             heads = [reader.head for reader in self._readers.values()]
-            self._apply(self._core.wait_for_heads(heads, self._clock()))
+            self._apply(self._core.check_heads(heads, self._clock()))
             if self._core.may_take:
                 self._changed.notify_all()
 
@@ -263,7 +263,7 @@ class BranchedInputs:
                 self._step(TentativeProcessed(attempt, epoch))
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
-        raise AssertionError("the loop takes calls, since an epoch may be tentative")
+        raise AssertionError("the loop uses next_call, since an epoch may be tentative")
 
     # -- status and routes -----------------------------------------------------------------------
 

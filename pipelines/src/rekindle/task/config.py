@@ -41,7 +41,7 @@ class TaskConfig:
     origin_us: int  # start of epoch 0, Unix time
     topology: Topology
     segment: Segment
-    cds_archive: Path | None
+    cds_archive: Path | None  # AppCDS archive of Spark's classes: the JVM starts faster
     memory: MemoryPlan = field(default_factory=plan_memory)
 
     @property
@@ -50,6 +50,7 @@ class TaskConfig:
 
     @property
     def uid(self) -> str:
+        """The UID of the StreamTopology object."""
         return self.identity.topology
 
     @property
@@ -73,8 +74,9 @@ class TaskConfig:
         return self.topology.spec.epoch_interval
 
     def consistency(self, first_attempt: int) -> ConsistencySettings:
-        """The consistency settings of a task that reads streams. Epochs of live subscriptions are
-        buffered within the same memory, so a third of it is for them."""
+        """The consistency settings of a task that reads streams. The plan has `read_ahead_bytes`
+        twice: for incomplete and for complete epochs. Here three buffers share that memory, since
+        there are epochs of live subscriptions too; each has two thirds of `read_ahead_bytes`."""
         settings = consistency_settings(self.topology, self.segment, self.ref)
         read_ahead_bytes = self.memory.read_ahead_bytes * 2 // 3
         return replace(settings, first_attempt=first_attempt, read_ahead_bytes=read_ahead_bytes)

@@ -114,7 +114,7 @@ def continue_log(
     if epoch <= restored_from:
         return EarlierBoots(directory, {}, has_no_partners, compare_from)
     if compare_from is None:
-        mark_comparison(directory)  # the file of results ends with the dispute
+        mark_comparison(directory)  # it outlives the file of results, which the decision deletes
         compare_from = epoch
     return EarlierBoots(directory, {epoch: disputed}, has_no_partners, compare_from)
 

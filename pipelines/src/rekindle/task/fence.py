@@ -21,7 +21,8 @@ _log = logging.getLogger(__name__)
 
 
 class FenceFile:
-    """One small file for one incarnation of one topology's task. Not shared between threads."""
+    """One small file for one incarnation of one topology's task; `topology`: its UID. Not shared
+    between threads."""
 
     def __init__(self, data: Path, topology: str, ref: TaskRef) -> None:
         name = f"{ref.segment}-{ref.partition}-{ref.replica}-{ref.incarnation}"

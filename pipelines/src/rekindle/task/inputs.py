@@ -142,7 +142,8 @@ class StreamInputs:
         check_size: Callable[[str, int], None] = lambda what, size: None,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
-        """`check_size` is called with an epoch's name and the bytes of it that upstream partitions
+        """`stall_s`: a replica that returns nothing new for so long is left for another one.
+        `check_size` is called with an epoch's name and the bytes of it that upstream partitions
         have announced so far; if it raises, the task fails before it receives them."""
         reads = [partitions_read(i, partition) for i in segment.inputs]
         self._changed = threading.Condition()

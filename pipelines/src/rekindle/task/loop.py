@@ -146,7 +146,7 @@ class EpochLoop:
         """Run until the task has to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
         Diverged, EngineUnavailable, StateLost."""
         while not self._wait(0):
-            self.run_call(0.25)
+            self.run_call(timeout_s=0.25)
 
     def run_call(self, timeout_s: float) -> int:
         """One call of the chain, if epochs arrive within the timeout. Returns the number of epochs

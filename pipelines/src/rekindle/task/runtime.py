@@ -86,7 +86,9 @@ from rekindle.task.store import TaskStore
 from rekindle.task.stream_sinks import StreamSinks
 
 TICK_S = 0.05
+"""Interval in which the supervisor looks for events."""
 STOP_S = 5.0
+"""How long Spark may take to stop."""
 
 _log = logging.getLogger(__name__)
 
@@ -243,13 +245,13 @@ class TaskRuntime:
 
     def _update_branches(self, branched: BranchedInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
-            branched.become_live()
+            branched.allow_tentative()
         else:
-            branched.wait_for_heads()
+            branched.check_heads()
         branched.report(self.status)
 
     def _update_fetched(self, running: Running) -> None:
-        """Whether all restored state has been fetched."""
+        """Report it once all restored state has been fetched."""
         fetch = self._startup.fetch
         if self.status.restoring is not None and (fetch is None or fetch.complete):
             self.status.restoring = self.status.fetch = None

@@ -170,19 +170,20 @@ class SinkWriter:
 
 
 class SinkWriters:
-    """The sinks that the coordinator has assigned to this task. Epochs up to `restored_from` are
-    durable. From `compare_from` on, files of earlier boots are compared; None: they are not."""
+    """The sinks that the coordinator has assigned to this task. Epochs up to `written_through` are
+    certainly durable. From `compare_from` on, files of earlier boots are compared; None: they are
+    not."""
 
     def __init__(
         self,
         log: OutputLog,
-        restored_from: int,
+        written_through: int,
         open_sink: SinkOpener,
         compare_from: int | None = None,
     ) -> None:
         self._log = log
         self._compare_from = compare_from
-        self._restored_from = restored_from
+        self._written_through = written_through
         self._open = open_sink
         self._write_limit: int | None = None  # see `pause_after`
         self._writers: dict[str, SinkWriter] = {}
@@ -199,7 +200,7 @@ class SinkWriters:
         self._writers = writers
 
     def _writer(self, assigned: SinkAssignment) -> SinkWriter:
-        core = SinkCore(assigned, self._restored_from, self._compare_from, self._write_limit)
+        core = SinkCore(assigned, self._written_through, self._compare_from, self._write_limit)
         return SinkWriter(core, self._log, self._open)
 
     def pause_after(self, through: int | None) -> None:
@@ -222,13 +223,12 @@ class SinkWriters:
 
     def wait_until_durable(self, through: int, timeout_s: float) -> bool:
         """Wait until all are durable through an epoch; False at the timeout."""
-        done = threading.Event()
         if self._write_limit is not None:
             through = min(through, self._write_limit)
         for _ in range(max(1, int(timeout_s / 0.02))):
             if all(s.durable >= through for s in self.progress()):
                 return True
-            done.wait(0.02)
+            time.sleep(0.02)
         return False
 
     def stop(self, timeout_s: float = 2.0) -> None:

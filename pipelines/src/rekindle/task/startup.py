@@ -117,7 +117,8 @@ class Startup:
         """Install state and log from the pieces in a file; called by another thread. Raises
         NotMovable, DiskFull, LogCorrupt, StoreError, OSError."""
         operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
-        installation = install(stored, self._config.run_files, operators)  # the engine may start
+        # The engine may start meanwhile.
+        installation = install(stored, self._config.run_files, operators)
         chain = self._engine.chain.result()
         with self._installing:
             if self._begun:  # from a checkpoint: the directory may have the log that it serves

@@ -44,6 +44,9 @@ class Outage:
 
 @dataclass(slots=True)
 class History:
+    """`plans`: each recovery plan, as names of queries in order, with the time from which it was in
+    effect; `progress`: (time, query, stable epoch), each time that the epoch has risen."""
+
     changes: list[StateChange] = field(default_factory=list)
     events: list[ClusterEvent] = field(default_factory=list)
     plans: list[tuple[float, tuple[str, ...]]] = field(default_factory=list)

@@ -26,11 +26,12 @@ _MARK_COLOURS = {"lost": "#c62828", "joined": "#1565c0", "note": "#757575"}
 
 
 _LABEL_WIDTH = 0.015
-"""Of a slanted line of text, as a part of the axis."""
+"""Of a slanted line of text, as a fraction of the time axis."""
 
 
 def label_positions(times: Sequence[float], width: float) -> list[float]:
-    """Where the labels of marks at these ascending times begin, so that none covers another."""
+    """Where the labels of marks at these ascending times begin, so that none covers another.
+    `width`: the time that the axis shows."""
     found: list[float] = []
     for time in times:
         found.append(max(time, found[-1] + _LABEL_WIDTH * width) if found else time)

@@ -241,7 +241,8 @@ class SinkSpec(Spec):
 
     @property
     def in_place(self) -> dict[str, set[str]]:
-        """The fields of each kind that take effect where the sink is, for `exclude` of pydantic."""
+        """The fields of each kind whose edit takes effect in the running sink, for `exclude` of
+        pydantic."""
         return {name: set(given.in_place) for name, given in self.kinds.items() if given}
 
     def writes_same_output_as(self, other: SinkSpec) -> bool:

@@ -42,8 +42,8 @@ from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
 from rekindle.task.core.partner import PartnerMessages
 
 UNANSWERED_S = 30.0
-"""How long a restored task waits for an input of which no replica responds, before it becomes Live
-without it; `maxDelay` if that is longer."""
+"""How long a restored task that is not Live waits for an input of which no replica responds, before
+its output may be tentative without it; `maxDelay` if that is longer."""
 RETRY_S = 10.0
 """Time after a failed tentative epoch without other tentative epochs."""
 
@@ -59,13 +59,14 @@ class BranchesCore:
         self.error: Exception | None = None
         self.partner = PartnerMessages()
         self._max_delay_s = settings.max_delay_s
+        # With an infinite delay, until `allow_tentative`: nothing is tentative.
         self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
         self._call: ProcessStable | ProcessTentative | None = None  # what `take` returns next
         self._forks = False  # whether `_call` begins a fork
         self._drops = False  # whether `take` returns ForkDropped first
-        self._live = False
+        self._tentative_allowed = False
         self._was_restored = next_epoch > 0
-        self._began: float | None = None  # the first time of `wait_for_heads`
+        self._began: float | None = None  # the first time of `check_heads`
         self._retry_at: float | None = None
 
     # -- state for callers -----------------------------------------------------------------------
@@ -88,10 +89,10 @@ class BranchesCore:
         return self._core.tentative_epoch
 
     @property
-    def serves(self) -> bool:
-        """Whether the task may have tentative results: once it has been Live, and not for RETRY_S
-        after one has failed."""
-        return self._live and self._retry_at is None
+    def may_be_tentative(self) -> bool:
+        """Whether the task may have tentative results: from `allow_tentative` on, but not for
+        RETRY_S after one has failed."""
+        return self._tentative_allowed and self._retry_at is None
 
     def is_served(self, now: float) -> bool:
         """Whether the partner has promised to serve in place of this replica."""
@@ -124,7 +125,7 @@ class BranchesCore:
     # -- events ----------------------------------------------------------------------------------
 
     def step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:
-        """Raises InvalidTransition, InvalidInput, Diverged, which are kept too."""
+        """Raises InvalidTransition, InvalidInput, Diverged; `error` keeps the first one."""
         try:
             effects = self._step(event, now)
             if self._retry_at is not None and now >= self._retry_at:
@@ -135,26 +136,26 @@ class BranchesCore:
             raise
         return effects
 
-    def become_live(self, now: float) -> list[BranchEffect]:
+    def allow_tentative(self, now: float) -> list[BranchEffect]:
         """From now on the task's output may be tentative."""
-        if self._live:
+        if self._tentative_allowed:
             return []
-        self._live = True
+        self._tentative_allowed = True
         return self.step(MaxDelayChanged(self._max_delay_s), now)
 
-    def wait_for_heads(self, heads: Iterable[int], now: float) -> list[BranchEffect]:
-        """Become Live without inputs whose replicas do not respond. `heads`: of each channel;
-        NO_EPOCH if no replica has responded. Ignored by a task that started without a checkpoint:
-        its upstreams may still have to start."""
+    def check_heads(self, heads: Iterable[int], now: float) -> list[BranchEffect]:
+        """Allow tentative output before the task is Live, if an input's replicas have not responded
+        for long. `heads`: of each channel; NO_EPOCH if no replica has responded. Ignored by a task
+        that started without a checkpoint: its upstreams may still have to start."""
         max_delay_s = self._max_delay_s
-        if self._live or max_delay_s is None or not self._was_restored:
+        if self._tentative_allowed or max_delay_s is None or not self._was_restored:
             return []
         self._began = now if self._began is None else self._began
         responded = [head != NO_EPOCH for head in heads]
         waited = now >= self._began + max(max_delay_s, UNANSWERED_S)
         if not waited or all(responded) or not any(responded):
             return []
-        return self.become_live(now)
+        return self.allow_tentative(now)
 
     def leave_out(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
         """A tentative epoch could not be processed: go on without it."""
@@ -166,7 +167,7 @@ class BranchesCore:
         """The other replica's messages in a poll; `boot`: of this task. While this replica has no
         tentative results, requests to serve are ignored: the partner goes on without an answer."""
         asks = partner.asks if partner is not None else None
-        if partner is not None and asks is not None and asks.lease_s and not self.serves:
+        if partner is not None and asks is not None and asks.lease_s and not self.may_be_tentative:
             partner = partner.model_copy(update={"asks": None})
         events = self.partner.receive(partner, boot)
         return [effect for event in events for effect in self.step(event, now)]

@@ -56,7 +56,8 @@ class StreamsCore:
         read_ahead_bytes: int,
     ) -> None:
         """`inputs`: the partitions read, for each input; `watermark`: after `next_epoch - 1`;
-        `read_ahead_bytes`: that may be buffered, and the same again in complete epochs."""
+        `read_ahead_bytes`: of incomplete epochs that may be buffered, and as many of complete
+        ones."""
         self.error: Exception | None = None
         self._union = SUnion(inputs, next_epoch, watermark, read_ahead_bytes)
         self._ready: deque[EpochInput] = deque()
@@ -93,7 +94,7 @@ class StreamsCore:
         return sum(sizes.values())
 
     def arrived(self, channel: Channel, batch: EpochBatch) -> None:
-        """Raises TentativeRefused, Diverged, which are kept too."""
+        """Raises TentativeRefused, Diverged; `error` keeps them too."""
         try:
             complete = self._union.add(channel, batch)
         except Exception as error:

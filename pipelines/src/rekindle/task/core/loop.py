@@ -267,8 +267,9 @@ class LoopCore:
         *,
         branches: bool = False,
     ) -> None:
-        """`branches`: epochs that were taken but did not fit into the call are not kept for the
-        next one, since a tentative epoch may come before them; they are taken again."""
+        """`branches`: output may be tentative. Then epochs that were taken but did not fit into the
+        call are not kept for the next one, since a tentative epoch may come before them; they are
+        taken again."""
         self._branches = branches
         self._tentative: TentativeTaken | None = None  # in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
@@ -317,7 +318,7 @@ class LoopCore:
             case LoopRequestFailed(message):
                 if self._tentative is not None:
                     return self._tentative_failed(message, now)
-                return self._attempt_failed(message, now)
+                return self._request_failed(message, now)
             case EngineFailed(error):
                 return self._engine_failed(error)
             case IdleEngineDied(message):
@@ -457,7 +458,7 @@ class LoopCore:
     def _enter(self, phase: LoopPhase) -> None:
         self.phase, self._waiting, self._failures = phase, False, 0
 
-    def _attempt_failed(self, message: str, now: float) -> list[LoopEffect]:
+    def _request_failed(self, message: str, now: float) -> list[LoopEffect]:
         self._waiting = True
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)

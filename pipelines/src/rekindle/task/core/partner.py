@@ -1,5 +1,8 @@
 """Messages between the replicas of a partition before they stabilize; polls carry them. Pure.
 
+A replica asks its partner to postpone its own stabilization and serve readers meanwhile, for a time
+(the lease); a request with a lease of 0 ends that. The answer is a promise or a refusal.
+
 Each poll response contains a task's newest request to its partner, and its newest answer; each poll
 contains those of the partner. Both are repeated until they change, so requests are numbered: a
 repeated request is not answered again, and an answer to an older request is ignored, since its
@@ -65,13 +68,13 @@ class PartnerMessages:
         identity = None if partner is None else (partner.replica, partner.boot)
         if identity != self._partner:
             if self._partner is not None:
-                events.append(PartnerChanged(False))
+                events.append(PartnerChanged(present=False))
             if identity is not None:
-                events.append(PartnerChanged(True))
+                events.append(PartnerChanged(present=True))
             self._partner, self._waits = identity, False
             if identity is not None and identity != self._last_partner:
                 self._last_partner, self._received, self.answer = identity, None, None
-            if self.asks is not None:  # a promise of the partner before does not count any more
+            if self.asks is not None:  # a promise of the previous partner does not count any more
                 self.asks = Postponement(number=self.asks.number + 1, lease_s=0.0)
         if partner is None:
             return events

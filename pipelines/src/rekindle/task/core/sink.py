@@ -120,18 +120,19 @@ SinkEffect = OpenSink | WriteEpochs | CheckConflicts
 
 
 class SinkCore:
-    """One query's sink. `through`: no epoch above it may be written; None: all may. `next_epoch`:
-    the first that is not durable; `problem`: why the newest call failed; None after a success."""
+    """One query's sink. `written_through`: epochs through it are certainly durable; `through`: no
+    epoch above it may be written; None: all may. `next_epoch`: the first that is not durable;
+    `problem`: why the newest call failed; None after a success."""
 
     def __init__(
         self,
         assigned: SinkAssignment,
-        restored_from: int,
+        written_through: int,
         compare_from: int | None = None,
         through: int | None = None,
     ) -> None:
         self.assigned = assigned
-        self.next_epoch = max(assigned.from_epoch, restored_from + 1)
+        self.next_epoch = max(assigned.from_epoch, written_through + 1)
         self.conflict: str | None = None
         self.problem: str | None = None
         self._compare_from = compare_from

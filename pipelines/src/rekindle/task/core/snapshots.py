@@ -20,8 +20,9 @@ from rekindle.errors import RekindleError
 from rekindle.task.state import TaskState
 
 SNAPSHOTS = 8
-"""Of one task. The saver has three at most."""
+"""Limit of the snapshots of one task. The saver has three at most."""
 SNAPSHOT_BYTES = 256 << 20
+"""Limit of their memory beyond the newest state."""
 
 
 class Holder(StrEnum):

@@ -130,7 +130,7 @@ class TaskStatus:
         self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
         self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
-        # And the epoch of the newest committed checkpoint at that time.
+        # With the epoch of the newest checkpoint that was committed when it was reported.
         self._contradiction: tuple[Contradiction, int] | None = None
         self._output: Mapping[str, object] = {}  # fields of responses
 
@@ -155,7 +155,8 @@ class TaskStatus:
         self.step(TaskEvent.FAILED)
 
     def processed(self, epoch: int, seconds: float) -> None:
-        """One call of the chain, whose last epoch is `epoch`, took `seconds` including the log."""
+        """One call of the chain, whose last epoch is `epoch`, took `seconds`, with appending its
+        output to the log."""
         self.engine_epoch = epoch
         self._durations.append(seconds)
 
@@ -226,7 +227,8 @@ class TaskStatus:
         if self.components is None and self.restored_from is None:
             return 0.0
         stable = self.components.log.last if self.components else (self.restored_from or 0)
-        due_us = self._origin_us + (stable + 2) * self._epoch_interval_us
+        oldest = stable + 1
+        due_us = self._origin_us + (oldest + 1) * self._epoch_interval_us  # its end
         return max(0.0, self._clock() - due_us / 1e6)
 
     def missing_state_bytes(self) -> int:
@@ -239,6 +241,7 @@ class TaskStatus:
         return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
 
     def epoch_p99_s(self) -> float:
+        """Of the durations of calls, each of one or more epochs."""
         ordered = sorted(self._durations.copy())
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
@@ -292,7 +295,7 @@ class TaskStatus:
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
                 message=f"part of the state is not fetched from the store yet: {fetch.problem}",
-                saving=components is not None,
+                saving=components is not None,  # after the start, checkpoints wait for it
             )
         if problem is not None or components is None:
             return problem

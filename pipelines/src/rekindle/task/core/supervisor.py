@@ -337,8 +337,13 @@ class SupervisorCore:
     def _end(self, flush_s: float = FLUSH_TIMEOUT_S) -> list[SupervisorEffect]:
         self._enter(ProcessPhase.ENDED)
         if self._failed:
-            return [EndProcess(1, _ABORT_TIMEOUT_S, 0.0, _ABORT_TIMEOUT_S)]
-        return [EndProcess(0, CALL_TIMEOUT_S, flush_s, SAVER_TIMEOUT_S)]
+            abort = _ABORT_TIMEOUT_S
+            return [EndProcess(exit_status=1, loop_s=abort, flush_s=0.0, saver_s=abort)]
+        return [
+            EndProcess(
+                exit_status=0, loop_s=CALL_TIMEOUT_S, flush_s=flush_s, saver_s=SAVER_TIMEOUT_S
+            )
+        ]
 
     def _enter(self, phase: ProcessPhase) -> None:
         if phase not in NEXT[self.phase]:

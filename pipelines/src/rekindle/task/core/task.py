@@ -463,14 +463,14 @@ class TaskCore:
         branches = self._branches()
         if branches is None or self.status.phase is not TaskPhase.LIVE:
             return []
-        return self._apply_branch_effects(branches.become_live(self._now))
+        return self._apply_branch_effects(branches.allow_tentative(self._now))
 
     def _check_heads(self, heads: Sequence[int]) -> list[TaskEffect]:
         """Let the branches decide, before the task is Live, whether an input is missing."""
         branches = self._branches()
         if branches is None:
             return []
-        return self._apply_branch_effects(branches.wait_for_heads(heads, self._now))
+        return self._apply_branch_effects(branches.check_heads(heads, self._now))
 
     def _apply_branch_effects(self, branch_effects: Sequence[BranchEffect]) -> list[TaskEffect]:
         branches = self._branches()

@@ -37,6 +37,7 @@ class _Upstream:
 
     @property
     def report(self) -> tuple[int, int]:
+        """The newest stable and the newest tentative epoch."""
         return self.stable, max(self.tentative, self.live_tentative)
 
 
@@ -57,8 +58,9 @@ class UpstreamReports:
         self, channel: Channel, progress: StreamProgress, *, live: bool
     ) -> list[UpstreamReported | BatchReceived]:
         """A replica has responded; `live`: to the live subscription."""
-        report, upstream = progress.live, self._upstreams[channel]
-        tentative = NO_EPOCH if report is None else report.tentative
+        # The state of its output is in responses to both subscriptions.
+        output, upstream = progress.live, self._upstreams[channel]
+        tentative = NO_EPOCH if output is None else output.tentative
         before = upstream.report
         if live:
             upstream.live_tentative = tentative if upstream.is_live else NO_EPOCH
@@ -67,20 +69,20 @@ class UpstreamReports:
         events: list[UpstreamReported | BatchReceived] = []
         if upstream.report != before:
             events.append(UpstreamReported(channel, *upstream.report))
-        if report is None or live:
+        if output is None or live:
             return events
-        if report.boot != upstream.boot:
-            upstream.boot, upstream.corrected = report.boot, NO_EPOCH
-        if report.corrected > upstream.corrected:
-            upstream.corrected = report.corrected
+        if output.boot != upstream.boot:
+            upstream.boot, upstream.corrected = output.boot, NO_EPOCH
+        if output.corrected > upstream.corrected:
+            upstream.corrected = output.corrected
             batch = EpochBatch(
                 upstream.stream,
                 channel.partition,
-                report.corrected,
-                0,
-                _NO_ROWS,
-                "",
-                BatchKind.RECONCILIATION_DONE,
+                output.corrected,
+                watermark=0,
+                rows=_NO_ROWS,
+                digest="",
+                kind=BatchKind.RECONCILIATION_DONE,
             )
             events.append(BatchReceived(channel, batch))
         return events

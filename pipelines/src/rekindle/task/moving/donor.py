@@ -1,4 +1,5 @@
-"""The I/O around `DonorCore`: pins state and log, reads chunks, answers newcomers.
+"""The I/O around `DonorCore`: keeps (pins) state and log for a session, reads chunks, answers
+newcomers.
 
 The core is stepped in the event loop of the stream server, where requests arrive; state and log are
 read in another thread. The engine's loop is not involved: its newest state is one reference. The
@@ -119,6 +120,7 @@ class StateDonor:
         self._waiting: dict[_Key, list[asyncio.Future[NewcomerMessage]]] = {}
         self._reading: set[_Key] = set()
         self._chunk_answers = 0  # that are being sent, or wait for their chunk
+        # So many are read at a time, and as many may be sent meanwhile.
         self._max_chunk_answers = 2 * limits.sessions * limits.chunks_at_once
         self._tasks: set[asyncio.Task[None]] = set()
         server.serve_state(self.answer)

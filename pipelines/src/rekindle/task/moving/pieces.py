@@ -6,9 +6,9 @@ number, and the length of each run. A run is an Arrow IPC stream, without compre
 size is known before it is encoded. An epoch is a record of the log (`streams.records`). All of them
 begin at multiples of 64 bytes, so that a mapped file of them gives aligned buffers.
 
-Runs and closed records never change, so the same bytes can be cut from them at any time. The digest
-is of contents, not of bytes: layouts, rows of runs, results of epochs. The newcomer computes it
-from the state and log that it has installed.
+Runs and closed records (to which no further epoch without rows is added) never change, so the same
+bytes can be cut from them at any time. The digest is of contents, not of bytes: layouts, rows of
+runs, results of epochs. The newcomer computes it from the state and log that it has installed.
 
 Design: docs/design/state-movement.md#pieces, docs/decisions/0050-state-from-a-partner.md.
 """
@@ -155,6 +155,7 @@ class Installation:
                 runs.append(Run(_decode(data.slice(at, length))))
                 at += _padded(length)
             self._runs = _written(runs, files)
+            # Layouts name a run by its object and its number there; here all are in one, 0.
             places = {(0, number): run for number, run in enumerate(self._runs)}
             states = {o: layout.decode(found, places) for o, found in content["operators"].items()}
             self.state = TaskState(
@@ -364,7 +365,15 @@ def _record_bytes(epoch: EncodedEpoch, offset: int, nbytes: int) -> Iterator[mem
     """`nbytes` bytes of an epoch's record, from `offset` on."""
     length = 0 if epoch.payload is None else epoch.payload.size
     record = Record(
-        RecordKind.STABLE, 0, epoch.epoch, 1, epoch.watermark, epoch.digest, 0, length, 0
+        RecordKind.STABLE,
+        branch=0,
+        epoch=epoch.epoch,
+        epochs=1,
+        watermark=epoch.watermark,
+        digest=epoch.digest,
+        start=0,
+        length=length,
+        previous=0,
     )
     parts: list[memoryview] = [memoryview(records.encode_header(record, epoch.checksum))]
     if epoch.payload is not None:

@@ -1,7 +1,8 @@
 """Parses expressions of the generator: a column's text becomes a typed description of its values.
 
 Validation parses them; `rekindle.connectors.generator_columns` computes the values from row
-numbers, times and random numbers (draws). Pure: text and type in, a description out. The language:
+numbers, times and random numbers (draws). Pure: text and type in, a description out. The language,
+where i is the number of a row:
 
   sequence | sequence(start, step)   start + i·step; default 0, 1
   timestamp | timestamp(start)       start + i / rowsPerSecond; default 1970-01-01, UTC

@@ -121,7 +121,8 @@ class SinkOptions(Spec):
 
     connector: ClassVar[str | None] = None
     in_place: ClassVar[frozenset[str]] = frozenset()
-    """Fields that take effect where the sink is: an edit of others makes the query another one."""
+    """Fields whose edit takes effect in the running sink (in place). After an edit of another one
+    the query starts over (`QuerySpec.identity`)."""
 
     @property
     def output_url(self) -> str | None:

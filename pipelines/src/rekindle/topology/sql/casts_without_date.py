@@ -31,8 +31,8 @@ _TIMESTAMP_TYPES = frozenset({"timestamp", "timestamp_ltz"})
 _PARSES_ANY_FORMAT = frozenset(
     {"timestamp", "to_timestamp", "to_timestamp_ltz", "try_to_timestamp"}
 )
-"""Functions that do so with one argument. With a format as the second, a missing date is always
-1970-01-01."""
+"""Functions that parse a string of any format if it is their only argument. With a format as the
+second, a missing date is always 1970-01-01."""
 _TAKES_SCHEMA = frozenset({"from_csv", "from_json", "from_xml"})
 _TAKES_TYPE = frozenset({"try_variant_get", "variant_get"})
 
@@ -67,10 +67,11 @@ def check_casts_without_date(sql: str, tree: exp.Expr) -> list[Problem]:
 
 @dataclass(frozen=True, slots=True)
 class _Operand:
-    """The tokens of an operand that is cast to TIMESTAMP; `by_colons`: by `::`, not by a call."""
+    """The tokens of an operand that is cast to TIMESTAMP, from `first` to the one before `end`.
+    `by_colons`: by `::`, not by a call."""
 
     first: int
-    last: int
+    end: int
     by_colons: bool = False
 
 
@@ -83,7 +84,7 @@ def _operands(tokens: Sequence[Token]) -> list[_Operand]:
         first = first_of_operand(tokens, at - 1)
         if first is not None:
             found.append(_Operand(first, at, by_colons=True))
-    return sorted(found, key=lambda operand: (operand.first, -operand.last))
+    return sorted(found, key=lambda operand: (operand.first, -operand.end))
 
 
 def _colon_casts(tokens: Sequence[Token]) -> Iterator[int]:
@@ -103,16 +104,16 @@ def _render(
     left = deque(operands)
     while left:
         operand = left.popleft()
-        begins, ends = tokens[operand.first].start, tokens[operand.last - 1].end + 1
+        begins, ends = tokens[operand.first].start, tokens[operand.end - 1].end + 1
         parts.append(sql[start:begins])
         inside = []
-        while left and left[0].first < operand.last:
+        while left and left[0].first < operand.end:
             inside.append(left.popleft())
         inner = _render(sql, tokens, inside, begins, ends)
         if operand.by_colons:
             parts.append(f"({_guarded(inner)})")
         else:
-            alone = _is_call_alone(tokens, operand.first, operand.last)
+            alone = _is_call_alone(tokens, operand.first, operand.end)
             parts.append(inner if alone else _guarded(inner))
         start = ends
     return "".join([*parts, sql[start:stop]])
@@ -125,8 +126,8 @@ def _guarded(text: str) -> str:
 
 
 def _operand_of_call(tokens: Sequence[Token], at: int) -> tuple[int, int] | None:
-    """First and last token of the operand, if the call at `at` casts to TIMESTAMP without a
-    format."""
+    """The first token of the operand and the one after it, if the call at `at` casts to TIMESTAMP
+    without a format."""
     name = tokens[at].text.lower()
     if name not in _CASTS | _PARSES_ANY_FORMAT or tokens[at].token_type is TokenType.STRING:
         return None
@@ -145,9 +146,9 @@ def _operand_of_call(tokens: Sequence[Token], at: int) -> tuple[int, int] | None
     return None if several else (at + 2, close)
 
 
-def _is_call_alone(tokens: Sequence[Token], first: int, last: int) -> bool:
+def _is_call_alone(tokens: Sequence[Token], first: int, end: int) -> bool:
     """Whether the operand is itself only a cast to TIMESTAMP."""
-    return _operand_of_call(tokens, first) is not None and _closing(tokens, first + 1) == last - 1
+    return _operand_of_call(tokens, first) is not None and _closing(tokens, first + 1) == end - 1
 
 
 def _unclear(text: str) -> Problem:

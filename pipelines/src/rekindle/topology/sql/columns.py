@@ -244,6 +244,7 @@ def _unsupported_types(item: exp.Expr, visible: VisibleColumns) -> list[Problem]
 def _item_columns(
     item: exp.Expr, visible: VisibleColumns, *, with_types: bool = True
 ) -> list[Field] | None:
+    """The output columns of one item of a SELECT; None if one has no name."""
     if isinstance(item, exp.Star):
         return _without(visible.columns, item)
     if isinstance(item, exp.Column) and isinstance(item.this, exp.Star):

@@ -162,7 +162,7 @@ def _extra(tree: exp.Expr, known: set[str]) -> list[str]:
     return [
         key.rstrip("_")
         for key, value in tree.args.items()
-        if value and key.rstrip("_") not in known and key != "big_int"
+        if value and key.rstrip("_") not in known
     ]
 
 
