@@ -14,9 +14,9 @@ of a pod (docs/design/engine.md#memory), DuckDB as its limit. `start s` is the s
 without it. CPU is of a whole process tree; memory is the largest sum of its resident memory,
 sampled. Times are the best of the rounds, which other work on the machine delayed least.
 
-The results have to be equal, sums of doubles but for 1e-9 of their value. Target: at least the
+The results have to be equal, sums of doubles up to a relative error of 1e-9. Target: at least the
 speed of PySpark, with and without `start s`; a start that took longer than a whole run, on a busy
-machine, misses it. DuckDB has none: it is what one core can do.
+machine, misses it. DuckDB has no target: it shows what one core can do.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from rekindle.engine.spark.jvm import find_java
 from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET_RATIO = 1.0
+"""The least speed, as a multiple of PySpark's."""
 TOLERANCE = 1e-9
 FIRST_US = 1_704_067_200_000_000
 """2024-01-01."""
@@ -308,7 +309,7 @@ def summary(case: Case, name: str, runs: Runs, starts: Runs) -> Row:
         return min(run.seconds for run in runs[engine])
 
     def started(engine: str) -> float | None:
-        """None if the start took longer than all of it: the machine was busy."""
+        """Seconds without the start; None if it took longer than a whole run: a busy machine."""
         seconds = whole(engine) - min(run.seconds for run in starts[engine])
         return seconds if seconds > 0 else None
 

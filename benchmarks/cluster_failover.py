@@ -170,7 +170,7 @@ def _lose_most(run: Run) -> tuple[float, float]:
             replaced_at = run.observer.now()
         return unknown_at is not None and replaced_at is not None
 
-    wait_for("no query called Live, and a replacement pod", both, 90, 0.05)
+    wait_for("no query called Live, and a replacement pod", both, 90, every_s=0.05)
     for _ in victims:
         cluster.add_node()
     run.wait_live()
@@ -216,8 +216,8 @@ def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
     if replica is not None:
         run.kill_pod_processes(run.task_pods("twin")[replica])
     run.wait_sinks_advance(epochs=8)
-    seconds = run.observer.now() - began
-    return run.longest_pause_s("twin", seconds + 3), run.longest_pause_s("single", seconds + 3)
+    last_s = run.observer.now() - began + 3  # also the pauses just before the kill
+    return run.longest_pause_s("twin", last_s), run.longest_pause_s("single", last_s)
 
 
 def _freeze(run: Run, tasks: int) -> tuple[float, float]:
@@ -242,8 +242,8 @@ def _freeze(run: Run, tasks: int) -> tuple[float, float]:
         now = {p.metadata.name for p in run.cluster.tasks(run.name)}
         return run.observer.now() if now - before else None
 
-    at_suspected = wait_for("suspected", suspected, 20, 0.02)
-    at_replaced = wait_for("a replacement pod", replaced, 40, 0.05)
+    at_suspected = wait_for("suspected", suspected, 20, every_s=0.02)
+    at_replaced = wait_for("a replacement pod", replaced, 40, every_s=0.05)
     run.cluster.kill_nodes([name])
     run.cluster.add_node()
     run.wait_live()
@@ -289,7 +289,7 @@ def _freeze_coordinator(run: Run) -> float:
 
     began = run.observer.now()
     run.cluster.nodes[name].freeze()
-    at_replaced = wait_for("another coordinator", replaced, 90, 0.05)
+    at_replaced = wait_for("another coordinator", replaced, 90, every_s=0.05)
     run.cluster.kill_nodes([name])
     run.cluster.add_node()
     run.wait_live()

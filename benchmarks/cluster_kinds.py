@@ -100,7 +100,7 @@ def _lose_node(run: Run) -> Times:
                 found.setdefault(what, now)
         return len(found) == len(seen)
 
-    wait_for("suspicion, replacement and rows", all_seen, 120, 0.02)
+    wait_for("suspicion, replacement and rows", all_seen, 120, every_s=0.02)
     run.cluster.add_node()
     run.wait_live()
     return {**found, STARTED: _start_s(run)}

@@ -197,8 +197,10 @@ class BenchTask:
     def run_next(self) -> None:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
         epoch the hand-over to the saver. Raises RuntimeError."""
-        if not self._loop.run_call(0) and not self._retries:
-            raise RuntimeError(f"no epoch after {self.epoch}: {self._status.response(0).problem}")
+        if not self._loop.run_call(timeout_s=0) and not self._retries:
+            raise RuntimeError(
+                f"no epoch after {self.epoch}: {self._status.response(fence=0).problem}"
+            )
 
     def wait_saved(self) -> None:
         """Until the newest checkpoint is in the store. Raises TimeoutError."""

@@ -5,7 +5,8 @@
 An epoch of one second with `--rows` rows is the live rate; a replay takes all that is waiting, up
 to 64 epochs and 200,000 rows a call and never across a checkpoint epoch, which comes every tenth
 (docs/design/engine.md#calls); calls of more epochs are what a longer checkpoint interval allows.
-Prints rows per second and how many times the live rate that is.
+Prints rows per second, and how many times the rate of one epoch a call (`times one`) and the live
+rate (`times live`) that is.
 
 Measured: a task's own loop, from the first epoch, in memory, until the last is in the output log:
 Spark, digests, log, and the saver, which works in the background meanwhile, as in a task. Not
@@ -31,7 +32,9 @@ from rekindle.streams.epochs import EpochInput
 from rekindle_testing.harness.report import Row, format_row, load_average, report
 
 TARGET = 10.0
+"""Times the live rate."""
 SIZES = (1, 4, 10, 64)
+"""Epochs of a call."""
 FIRST = 640
 """The epoch before it is a checkpoint epoch, whichever of the sizes is the checkpoint interval."""
 
@@ -83,7 +86,7 @@ def main() -> None:
         session.sparkContext.setLogLevel("ERROR")  # the table is read on the same screen
         for kind in ("sql", "window"):
             replays = Replays(kind, session, Path(directory) / kind)
-            replays.run(epochs[:64], 4)
+            replays.run(epochs[:64], 4)  # warms Spark up
             times: dict[int, list[float]] = {size: [] for size in SIZES}
             for _ in range(arguments.rounds):
                 for size in SIZES:

@@ -1,9 +1,10 @@
 """What the benchmarks of replicas share: a replicated, partitioned query on an embedded cluster.
 
-Session ends of users, as in the experiment of Flux (Shah et al. 2004), section 5.4: a source in two
-replicas, then the longest and the mean session of each user in two partitions of two replicas,
-repartitioned by user. The query `direct` has the sink of these four tasks; `reader` is computed by
-one more task from their stream. A window closes in each epoch, so each has rows.
+A row is a session of a user that has ended, as in the experiment of Flux (Shah et al. 2004),
+section 5.4: a source in two replicas, then the longest and the mean session of each user in two
+partitions of two replicas, repartitioned by user. The query `direct` has the sink of these four
+tasks; `reader` is computed by one more task from their stream. A window closes in each epoch, so
+each has rows.
 """
 
 from __future__ import annotations

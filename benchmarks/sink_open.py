@@ -35,9 +35,9 @@ def open_sink(directory: Path) -> FilesSink:
     return FilesSink(
         "q",
         spec,
-        0,
-        "uid",
-        SCHEMA,
+        partition=0,
+        topology_uid="uid",
+        schema=SCHEMA,
         definition=Definition(
             "d", generation=1, from_epoch=0, checkpoint_interval_epochs=CHECKPOINT_INTERVAL_EPOCHS
         ),

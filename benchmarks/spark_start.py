@@ -2,9 +2,10 @@
 
 .venv/bin/python benchmarks/spark_start.py [--runs 3]
 
-Ready: the session has started and a first query has returned. Variants are interleaved. CPU seconds
-are of the JVM (user and system), which other work on the machine inflates less than the clock.
-Target: ready in 4 s with AppCDS (median), alone on the machine.
+Variants: `pyspark` (PySpark's launcher), `direct` (Rekindle's `start_session` without an archive of
+AppCDS) and `appcds` (with one), interleaved. Ready: the session has started and a first query has
+returned. CPU seconds are of the JVM (user and system), which other work on the machine inflates
+less than the clock. Target: ready in 4 s with AppCDS (median), alone on the machine.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _jvm_cpu_s() -> float:
     import psutil
 
     processes = psutil.Process().children(recursive=True)
-    return sum(sum(p.cpu_times()[:4]) for p in processes)
+    return sum(sum(p.cpu_times()[:4]) for p in processes)  # user and system, also of children
 
 
 def measure(variant: str, archive: Path) -> dict[str, float]:

@@ -44,6 +44,7 @@ POLL_S = 0.01
 EPOCH_S = 1.0
 MEMORY_TARGET_MIB = 128
 MIB = 2**20
+# The donor reads while the newcomer asks, and sends while it receives.
 _MOVING = (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING, NewcomerPhase.INSTALLING)
 
 
@@ -226,10 +227,13 @@ def _epoch_row(
 ) -> Row:
     """Latencies of the partner's epochs before the kill and until the newcomer was Live."""
     computed = []
-    before = 0
+    newest = 0
     for at_s, epoch in partner.advanced_at:
-        computed += [WrittenFile(at_s, e, 0, 0) for e in range(before + 1, epoch + 1)]
-        before = epoch
+        # Computed epochs in place of written files, for `latencies`.
+        computed += [
+            WrittenFile(at_s, e, partition=0, rows=0) for e in range(newest + 1, epoch + 1)
+        ]
+        newest = epoch
     figures: dict[str, float] = {}
     for when, since, until in (
         ("before", began, movement.killed),

@@ -50,6 +50,7 @@ def threads() -> int:
 
 
 def table(size: int) -> pa.Table:
+    """Records of 16 bytes, `size` bytes of them."""
     rows = max(1, size // 16)
     values = np.random.default_rng(1).standard_normal(rows)
     return pa.table({"k": np.arange(rows), "v": values}, schema=SCHEMA)
@@ -104,9 +105,9 @@ class Readers:
         self._readers = [
             PartitionReader(
                 self._io,
-                Subscription("s", 0, 0, Share(("k",), edges, n))
+                Subscription("s", 0, from_epoch=0, share=Share(("k",), edges, n))
                 if keyed
-                else Subscription("s", n, 0),
+                else Subscription("s", n, from_epoch=0),
                 partial(self._deliver, n),
                 lambda: True,
             )
@@ -143,6 +144,7 @@ def read(port: int, edges: int, epochs: int, keyed: int) -> None:
     readers.took.clear()
     cpu = time.process_time()
     readers.wait(epochs + LATENCY_EPOCHS)
+    # Without the first deliveries, one for each edge: they may be slower.
     p50, p99 = np.percentile(readers.took[edges:], [50, 99])
     values = {"p50": p50, "p99": p99, "cpu": time.process_time() - cpu}
     print(json.dumps(values), flush=True)

@@ -56,7 +56,7 @@ def measure_overheads(cluster: EmbeddedCluster, epochs_s: Sequence[float]) -> It
         settings = [
             Setting(
                 f"epoch-{round(epoch_s * 1000)}-{name}",
-                2 * START_S,
+                input_s=2 * START_S,
                 max_delay_s=max_delay_s,
                 epoch_s=epoch_s,
                 checkpoint_s=10 * max(epoch_s, 0.5),
@@ -89,10 +89,11 @@ def measure_checkpoints(
         streaming = StructuredStreaming(ROWS_PER_SECOND * len(SOURCES), Path(directory))
         with streaming:
             for checkpoint_s in checkpoints_s:
+                # At least two checkpoints.
                 seconds = max(MEASURED_S, 2.2 * checkpoint_s)
                 setting = Setting(
                     f"checkpoint-{round(checkpoint_s * 1000)}",
-                    2 * START_S,
+                    input_s=2 * START_S,
                     checkpoint_s=checkpoint_s,
                 )
                 with Deployed(cluster, setting) as deployed:

@@ -124,7 +124,7 @@ class Deployed:
 
     def _wait_steady(self) -> None:
         what = f"{self.setting.name}: epochs without delay (is the machine busy?)"
-        wait_for(what, self._is_steady, STEADY_S, 0.25)
+        wait_for(what, self._is_steady, STEADY_S, every_s=0.25)
 
     def _is_steady(self) -> bool:
         """Every task's newest epochs are stable, and came in time."""
@@ -155,23 +155,23 @@ class Deployed:
         self._wait_steady()
         usual = {node: max(found) for node, found in self.delays_s(QUIET_S).items()}
         (pod,) = self.run.task_pods(CUT_SOURCE)
-        cut_s = time.time()
+        cut_at_s = time.time()
         with cut_streams(pod.status.pod_ip):
             time.sleep(seconds)
-        healed_s = time.time()
+        healed_at_s = time.time()
 
         def outages() -> list[Measured] | None:
             found = []
             for node, listener in self._listeners.items():
                 current_s = usual[node] + self.setting.epoch_s
-                seen = outage(listener.arrivals, self.clock, cut_s, healed_s, current_s)
+                seen = outage(listener.arrivals, self.clock, cut_at_s, healed_at_s, current_s)
                 if seen is None:
                     return None
                 found.append(Measured(node, usual[node], seen))
             return found
 
         what = f"{self.setting.name}: stable and current after {seconds:g} s"
-        return wait_for(what, outages, seconds + STABILIZE_S, 0.1)
+        return wait_for(what, outages, seconds + STABILIZE_S, every_s=0.1)
 
     def verify(self, reference: Reference) -> int:
         """Compare the sink with the reference, row by row; the number of rows. Raises

@@ -74,8 +74,8 @@ def ages_s(batches: list[Batch]) -> tuple[float, float]:
     least two batches."""
     spans = [(newest - before, at - newest) for (_, before), (at, newest) in pairwise(batches)]
     rows = sum(span for span, _ in spans)
-    mean = sum(span * (late + span / 2) for span, late in spans) / rows
-    return mean, max(span + late for span, late in spans)
+    mean = sum(span * (delay + span / 2) for span, delay in spans) / rows
+    return mean, max(span + delay for span, delay in spans)
 
 
 def _serve(pipe: Connection, rows_per_second: int, directory: Path) -> None:

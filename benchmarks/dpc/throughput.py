@@ -3,8 +3,7 @@
 One task of real parts in this process: readers over HTTP from three output logs on disk, union and
 window in Spark, output log. With an infinite maxDelay its inputs are `StreamInputs`, with a finite
 one `BranchedInputs` with a live output, as in a task that is Live. All input is in the logs when
-the clock starts, so the task takes epochs as fast as it can, up to as many a call as the loop
-allows.
+the clock starts, so the task takes epochs as fast as it can, up to the loop's limit for a call.
 
 Rounds come in pairs, a finite and an infinite one, in alternating order, after rounds that warm the
 JVM up. The result is the median of the ratios of pairs, since both rounds of a pair meet the same
@@ -55,7 +54,7 @@ RATIO_TARGET = 0.97
 """The least throughput with a finite maxDelay, as a fraction of that with an infinite one."""
 EPOCH_US = 500_000
 _LOCALHOST = "127.0.0.1"
-_ROUND_S = 300.0
+_ROUND_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ class ThroughputRow:
 
 
 def measure_throughput(pairs: int = PAIRS, epochs: int = EPOCHS) -> ThroughputRow:
-    name, spec = load_topology(resource(Setting("throughput", 1.0)))
+    name, spec = load_topology(resource(Setting("throughput", input_s=1.0)))
     topology = compile_topology(spec, name)
     segment = next(s for s in topology.segments if s.inputs)
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
@@ -148,7 +147,7 @@ class _Bench:
         return log
 
     def round(self, finite: bool, upstreams: list[Upstream], name: str) -> float:
-        """Seconds. Raises RuntimeError, TimeoutError: the machine is too busy."""
+        """Seconds for all epochs. Raises RuntimeError, TimeoutError: the machine is too busy."""
         directory = self._directory / name
         log = OutputLog(directory / "log", self._segment.stream, 0, self._chain.output_schema)
         log.start_at(0)
@@ -158,7 +157,9 @@ class _Bench:
         if branched is not None:
             branched.attach(output)
             branched.allow_tentative()
-        status = TaskStatus(self._config.ref, name, 0, EPOCH_US, time.time)
+        status = TaskStatus(
+            self._config.ref, name, origin_us=0, epoch_interval_us=EPOCH_US, clock=time.time
+        )
         loop = EpochLoop(
             chain=self._chain,
             state=TaskState(-1, NO_WATERMARK, State()),
@@ -174,9 +175,9 @@ class _Bench:
         began = time.perf_counter()
         inputs.route(upstreams)
         while log.last < self._epochs - 1:
-            if time.perf_counter() - began > _ROUND_S:
+            if time.perf_counter() - began > _ROUND_TIMEOUT_S:
                 raise TimeoutError(f"round {name} is at epoch {log.last} of {self._epochs}")
-            loop.run_call(1.0)
+            loop.run_call(timeout_s=1.0)
         seconds = time.perf_counter() - began
         inputs.close()
         if max(output.report.tentative, output.report.corrected) != NO_EPOCH:
@@ -187,9 +188,15 @@ class _Bench:
     def _inputs(self, finite: bool) -> BranchedInputs | StreamInputs:
         if finite:
             settings = self._config.consistency(first_attempt=1)
-            return BranchedInputs(self._segment, 0, settings, 0, NO_WATERMARK)
+            return BranchedInputs(self._segment, 0, settings, next_epoch=0, watermark=NO_WATERMARK)
         read_ahead = self._memory.read_ahead_bytes
-        return StreamInputs(self._segment, 0, 0, NO_WATERMARK, read_ahead_bytes=read_ahead)
+        return StreamInputs(
+            self._segment,
+            0,
+            next_epoch=0,
+            watermark=NO_WATERMARK,
+            read_ahead_bytes=read_ahead,
+        )
 
 
 def _rows(epoch: int, rng: np.random.Generator) -> pa.Table:

@@ -20,7 +20,9 @@ ROWS_PER_SECOND = 1_500
 """Of each source; 4,500 together, as in Fig. 10."""
 GROUPS = 100
 MAX_DELAY_S = 3.0
+"""X of the paper."""
 DELAY_FRACTION = 0.9
+"""Alpha of the paper: an epoch waits for a missing input for alpha X at most."""
 EPOCH_S = 0.5
 CHECKPOINT_S = 5.0
 QUERY = "result"

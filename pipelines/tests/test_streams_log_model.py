@@ -261,8 +261,8 @@ def test_empty_epochs_with_one_watermark_take_64_bytes(tmp_path: Path) -> None:
 
 def test_the_index_of_a_full_log_is_sparse(tmp_path: Path) -> None:
     log = filled(tmp_path, 2000, rows=20)
-    entries = sum(len(file._index) for file in log._stable.extents)
-    assert entries <= len(log._stable.extents) + log.local_bytes / (16 << 10)
+    entries = sum(len(file._index) for file in log._branch.extents)
+    assert entries <= len(log._branch.extents) + log.local_bytes / (16 << 10)
 
 
 def test_a_log_of_the_previous_format_is_refused_with_a_message(

@@ -79,7 +79,7 @@ def filled(
 
 def expanded(data: memoryview, found: Iterable[Record]) -> Iterator[Epoch]:
     for record in found:
-        payload = b"" if record.empty else bytes(data[record.payload :][: record.length])
+        payload = b"" if record.empty else bytes(data[record.payload_start :][: record.length])
         for watermark in watermarks(watermark_changes(data, record), record, record.epoch):
             yield Epoch(watermark, record.digest, payload)
 

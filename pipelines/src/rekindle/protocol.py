@@ -129,9 +129,9 @@ class SinkProgress(_Message):
 
 
 class Postponement(_Message):
-    """A replica asks its partner to serve the readers for `lease_s` while the replica itself
-    stabilizes; 0: the partner need not any longer. Each boot numbers its requests in ascending
-    order."""
+    """A replica asks its partner to postpone its own stabilization for `lease_s`, and to serve the
+    readers, while the replica itself stabilizes; 0: the partner need not any longer. Each boot
+    numbers its requests in ascending order."""
 
     number: int
     lease_s: float
@@ -293,7 +293,7 @@ class PollResponse(_Versioned):
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them
-    lost: str | None = None  # state object of that entry that is damaged or missing
+    lost: str | None = None  # state object of the entry `restoring` that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
     # Digests of the newest (at most 16) epochs, and of those requested by `digests_of`. `chained`:
     # digest of all output from a base to the epoch.
@@ -306,7 +306,7 @@ class PollResponse(_Versioned):
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
     # Until the first poll without `ask_only` from the newest coordinator.
     contained: Contained | None = None
-    # Its stream protocols; absent from responses of releases with the first of them.
+    # Its stream protocols. The oldest releases do not report them.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     oldest_stream_protocol: int = UNREPORTED_STREAM_PROTOCOL
     # Of a task whose output may be tentative (docs/design/consistency.md):

@@ -20,7 +20,8 @@ Partition = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class TaskSample:
-    """What the metrics of a task report. `task`: the uid of its pod."""
+    """What the metrics of a task report. `task`: the uid of its pod; `stable`, `tentative`: the
+    newest epoch of each; `epoch_p99_s`: time of an epoch in the engine."""
 
     task: str
     partition: Partition
@@ -51,13 +52,14 @@ class Freshness:
 
     def observe(self, at_s: float, samples: list[TaskSample], *, silent: bool) -> None:
         """All tasks that respond now; `silent`: nodes are frozen or cut off."""
+        # Live, and with an engine that is fast enough for `maxDelay`.
         in_time = [s for s in samples if s.is_live and s.epoch_p99_s <= self.max_delay_s / 4]
         self._live_since = {s.task: self._live_since.get(s.task, at_s) for s in in_time}
         if silent:
             self._not_silent_since = at_s
-        for partition, sources in self.upstream.items():
+        for partition, upstream in self.upstream.items():
             own = [s for s in samples if s.partition == partition]
-            self._note_arrivals(partition, sources, samples, at_s)
+            self._note_arrivals(partition, upstream, samples, at_s)
             self._note_results(partition, own)
             since = min((self._live_since.get(s.task, math.inf) for s in own), default=math.inf)
             self._measure(partition, max(since, self._not_silent_since), at_s)
@@ -65,11 +67,11 @@ class Freshness:
     def _note_arrivals(
         self,
         partition: Partition,
-        sources: frozenset[Partition],
+        upstream: frozenset[Partition],
         samples: list[TaskSample],
         at_s: float,
     ) -> None:
-        arrived = max((s.newest for s in samples if s.partition in sources), default=-1)
+        arrived = max((s.newest for s in samples if s.partition in upstream), default=-1)
         arrivals = self._arrivals.setdefault(partition, {})
         for epoch in range(max(arrivals, default=arrived - 1) + 1, arrived + 1):
             arrivals[epoch] = at_s
@@ -88,5 +90,5 @@ class Freshness:
         waiting = [at for epoch, at in arrivals.items() if epoch > newest]
         if waiting:
             self.longest_s = max(self.longest_s, at_s - max(min(waiting), since))
-        kept = max(arrivals, default=-1)
-        self._arrivals[partition] = {e: t for e, t in arrivals.items() if e > newest or e == kept}
+        last = max(arrivals, default=-1)  # kept: `_note_arrivals` goes on after it
+        self._arrivals[partition] = {e: t for e, t in arrivals.items() if e > newest or e == last}

@@ -18,6 +18,7 @@ from typing import assert_never
 FAULTS_BEGIN_BY_S = 15.0
 FAULTS_END_BY_S = 35.0
 MAX_API_PAUSE_S = 8.0
+MAX_STORE_LOSS_S = 12.0
 _MIN_FAULTS, _MAX_FAULTS = 3, 5
 
 
@@ -253,7 +254,7 @@ class _RoundGenerator:
                 self._make_silent(at_s, PartitionNetwork, HealNetwork)
             case Fault.STORE:
                 name = self._rng.choice(self._topologies)
-                self._interrupt(at_s, 12, RemoveStore(name), RestoreStore(name))
+                self._interrupt(at_s, MAX_STORE_LOSS_S, RemoveStore(name), RestoreStore(name))
             case Fault.API_SERVER:
                 self._interrupt(at_s, MAX_API_PAUSE_S, PauseApiServer(), ResumeApiServer())
             case _:
@@ -287,7 +288,7 @@ class _RoundGenerator:
         ]
         if not candidates:
             return
-        count = self._rng.choices((1, 2, len(candidates)), (4, 2, 4))[0]
+        count = self._rng.choices((1, 2, len(candidates)), weights=(4, 2, 4))[0]
         victims = self._rng.sample(candidates, min(count, len(candidates)))
         for node in victims:
             if node in self._may_still_fail:

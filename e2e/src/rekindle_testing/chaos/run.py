@@ -66,8 +66,8 @@ class RoundFailure(AssertionError):
 @dataclass(frozen=True, slots=True)
 class RoundResult:
     """Times are seconds since the end of the round's last fault. `stalled_live_s`: the longest time
-    that a query, `stalled_query`, was reported as Live while its sink wrote nothing; `tentative`,
-    `latest_s`: of a topology with a finite `maxDelay`, see `Freshness`."""
+    that a query, `stalled_query`, was reported as Live while its sink wrote nothing. `tentative`,
+    `latest_s`: `Freshness.tentative` and `longest_s` of a topology with a finite `maxDelay`."""
 
     number: int
     advanced_s: float
@@ -219,9 +219,9 @@ class _Run:
                 "all queries to be Live before the first round",
                 self._all_live,
                 START_TIMEOUT_S,
-                0.25,
+                every_s=0.25,
             )
-            wait_for("checkpoints of both", self._all_checkpointed, 60, 0.25)
+            wait_for("checkpoints of both", self._all_checkpointed, 60, every_s=0.25)
             self._print(f"all queries are Live after {time.monotonic() - began:.1f} s")
             for round in self.plan.rounds:
                 self._print(f"round {round.number}")
@@ -299,9 +299,9 @@ class _Run:
         now."""
         # An epoch of both topologies is one second, so epochs and seconds of input compare.
         goals = {name: progress.newest_written + 1 for name, progress in self._progress.items()}
-        late = max(goals.values()) + _SPARE_INPUT_S - self._input_s
-        if late > 0:
-            raise RoundFailure(f"round {round.number}: the input ends {late} s too early")
+        lacking_s = max(goals.values()) + _SPARE_INPUT_S - self._input_s
+        if lacking_s > 0:
+            raise RoundFailure(f"round {round.number}: the input ends {lacking_s} s too early")
 
         def missing() -> dict[str, int]:
             behind: dict[str, int] = {}

@@ -11,7 +11,7 @@ from types import FrameType
 import psutil
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_END_S = 10.0
+_END_TIMEOUT_S = 10.0
 
 
 class Interrupted(BaseException):
@@ -68,7 +68,7 @@ def end_children() -> None:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        psutil.wait_procs(left, _END_S)
+        psutil.wait_procs(left, _END_TIMEOUT_S)
 
 
 def _is_launcher(process: psutil.Process) -> bool:

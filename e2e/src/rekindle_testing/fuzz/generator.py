@@ -24,9 +24,9 @@ from rekindle_testing.paths import ROOT
 
 _RANDOM = 0.1  # fraction of manifests that only follow the schema
 _GRAPHS = 0.35  # fraction of random valid graphs, before they are changed
-_HOSTILE_NAMES = 0.03
+_HOSTILE_NAMES = 0.03  # fraction with a name of `values`, valid or not
 _LENIENT = 0.3  # fraction that is sent without strict validation of fields, as by most programs
-_REPEATED_KEY = 0.01
+_REPEATED_KEY = 0.01  # fraction with a key of the spec twice in the JSON text
 _SUSPENDED = 0.08
 _TEMPLATES = 0.12  # fraction with a podTemplate of `values`, which the schema does not check
 _MUTATION_COUNTS = (0, 0, 0, 1, 1, 1, 1, 1, 1, 2, 2, 3, 5)

@@ -45,8 +45,8 @@ def _paths(node: Any, path: Path) -> Iterator[Path]:
         for key, child in node.items():
             yield from _paths(child, (*path, key))
     elif isinstance(node, list):
-        for at, child in enumerate(node):
-            yield from _paths(child, (*path, at))
+        for index, child in enumerate(node):
+            yield from _paths(child, (*path, index))
 
 
 def at(manifest: Any, path: Path) -> Any:

@@ -68,7 +68,7 @@ def _replaces_none(has_diverged: Any) -> Any:
 
 DISPUTE_MUTANTS: Mapping[str, Mutant] = {
     "the first of two replicas that disagree is believed": replaced(
-        DigestComparison, "_witnesses", _first_is_believed
+        DigestComparison, "_witness_count", _first_is_believed
     ),
     "a wrong replica's checkpoint is committed": replaced(
         Containment, "committable_entries", _commits_all

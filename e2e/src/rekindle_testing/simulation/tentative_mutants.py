@@ -62,7 +62,7 @@ def _keeps_tentative_state(completed: Any) -> Any:
 
 def _breaks_promise(permission: Any) -> Any:
     def wrong(self: Partners, now: float) -> Permission:
-        return Permission.BEGIN if now < self._promised_until else permission(self, now)
+        return Permission.BEGIN if now < self._serving_until else permission(self, now)
 
     return wrong
 

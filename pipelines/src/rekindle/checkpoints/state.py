@@ -50,8 +50,8 @@ MAX_REMEMBERED_ENTRIES = 64
 """Entries whose objects can be referred to."""
 
 _Place = tuple[str, int]
-"""The name of an object, and the number of a batch in it. (A `layout.Place` has the object's number
-instead of its name.)"""
+"""Where a run is: the name of an object, and the number of the batch in it. (A `layout.Place` has
+the object's number instead of its name.)"""
 
 
 @dataclass(slots=True)
@@ -75,12 +75,13 @@ class StateStore:
         files: RunFiles | None = None,
         fetch_bytes: int = PARALLEL_BYTES,
     ) -> None:
-        """`files`: where restored state is written; None: it is in memory. `fetch_bytes`: of the
-        objects that are fetched at a time."""
+        """`files`: where restored state is written; None: it is in memory. `fetch_bytes`: total
+        size of the objects that are fetched at a time."""
         self._store = store
         self._uid = uid
         self._fetch_bytes = fetch_bytes
         self._objects = RunObjects(store, uid, files)
+        # By run: the names of the objects that contain it, each with the number of its batch.
         self._places: WeakKeyDictionary[RunId, dict[str, int]] = WeakKeyDictionary()
         self._object_facts: dict[str, layout.ObjectFacts] = {}  # of the objects in _places
         self._entries: list[tuple[int, frozenset[str]]] = []
@@ -137,7 +138,7 @@ class StateStore:
         except (ValueError, TypeError, KeyError) as e:
             raise UnreadableObject(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
-        # The digests of other formats are of other contents.
+        # In other formats, digests were computed from other contents.
         comparable = entry.state_format == STATE_FORMAT
         if saved is not None and comparable and entry_digest(entry) != saved.digest:
             raise UnreadableObject(
@@ -194,11 +195,11 @@ class StateStore:
     ) -> dict[layout.Place, Run]:
         runs: dict[layout.Place, Run] = {}
         self._object_facts.update(zip(names, objects, strict=True))
-        for (at, batch), facts in layout.facts(operator_layout, objects):
-            name = names[at]
+        for (number, batch), facts in layout.facts(operator_layout, objects):
+            name = names[number]
             awaited = AwaitedRun(facts, fetch.fetcher(name))
-            run = runs[at, batch] = RemoteRun(awaited)
-            remote = expected.setdefault(name, _RemoteObject(objects[at].nbytes))
+            run = runs[number, batch] = RemoteRun(awaited)
+            remote = expected.setdefault(name, _RemoteObject(objects[number].nbytes))
             remote.awaited[batch] = awaited
             remote.first_pane = min(remote.first_pane, facts.extent[0])
             self._record_places(name, {batch: run})
@@ -209,15 +210,15 @@ class StateStore:
     ) -> dict[layout.Place, Run]:
         """The runs of an entry of an earlier release, which does not contain their sizes."""
         wanted: dict[int, set[int]] = {}
-        for at, batch in layout.places(operator_layout):
-            wanted.setdefault(at, set()).add(batch)
+        for number, batch in layout.places(operator_layout):
+            wanted.setdefault(number, set()).add(batch)
         with ThreadPoolExecutor(PARALLEL) as pool:
-            read = list(pool.map(lambda at: self._objects.read(names[at], wanted[at]), wanted))
+            read = list(pool.map(lambda n: self._objects.read(names[n], wanted[n]), wanted))
         runs: dict[layout.Place, Run] = {}
-        for at, (facts, of_object) in zip(wanted, read, strict=True):
-            self._object_facts[names[at]] = facts
-            self._record_places(names[at], of_object)
-            runs.update(((at, batch), run) for batch, run in of_object.items())
+        for number, (facts, found) in zip(wanted, read, strict=True):
+            self._object_facts[names[number]] = facts
+            self._record_places(names[number], found)
+            runs.update(((number, batch), run) for batch, run in found.items())
         return runs
 
     @contextmanager
@@ -304,7 +305,8 @@ class StateStore:
 
     def _remember(self, epoch: int, objects: Mapping[str, Iterable[str]]) -> None:
         if len(self._entries) == MAX_REMEMBERED_ENTRIES:
-            # Drop the newest. The oldest is committed first, once sinks have its epochs.
+            # Drop the newest before this one. The oldest is committed first, once sinks have its
+            # epochs.
             self._entries.pop()
         self._entries.append((epoch, frozenset(n for names in objects.values() for n in names)))
 
@@ -319,7 +321,7 @@ class StateStore:
         }
         for run, places in list(self._places.items()):
             if not kept.issuperset(places):
-                self._places[run] = {name: at for name, at in places.items() if name in kept}
+                self._places[run] = {name: batch for name, batch in places.items() if name in kept}
 
     def _path(self, name: str) -> str:
         return f"{self._uid}/{name}"
@@ -361,6 +363,6 @@ def entry_digest(entry: Entry) -> str:
     save the same epoch are compared by it."""
     content: Any = [
         [entry.segment, entry.partition, entry.epoch, entry.watermark, list(entry.operators)],
-        {o: of["digest"] for o, of in entry.layouts.items() if of.get("digest")},
+        {o: each["digest"] for o, each in entry.layouts.items() if each.get("digest")},
     ]
     return hashlib.blake2b(to_json(content), digest_size=16).hexdigest()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 _TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{{namespace}}/{names.PLURAL}/{{name}}"
-_TIMEOUT_S = (5.0, 10.0)
+_TIMEOUT_S = (5.0, 10.0)  # to connect, and to read
 
 
 class ApiUnavailable(RekindleError):
@@ -101,8 +101,9 @@ class ClusterReader:
         return self._list(pods, ("labelSelector", selector))
 
     def reader_token(self, topology: Json) -> str:
-        """The token of readers of the topology's stream sinks. An operator of before stream sinks
-        has left it out of its Secret, which may not be changed: it follows from the other token."""
+        """The token of readers of the topology's stream sinks. Operators that are older than
+        stream sinks have written an immutable Secret without it: then it is derived from the other
+        token there."""
         meta = topology["metadata"]
         name = names.token_secret_name(meta["name"], meta["uid"])
         secret = self._get(f"/api/v1/namespaces/{self.namespace}/secrets/{name}")

@@ -159,10 +159,12 @@ def _segments(
         known = [
             slot.key
             for slot in topology.slots()
-            if slot.key in present or slot.alternate.key not in present  # else it has moved
+            # A replica that has moved runs under its other number.
+            if slot.key in present or slot.alternate.key not in present
         ]
         segment_names = {s.id: s.name for s in topology.segments}
     else:
+        # Only slots of tasks: the coordinator has an incarnation too.
         known, segment_names = [key for key in incarnations if key.count("/") == 2], {}
     for pod in pods:
         if name := _label(pod, "segment-name"):

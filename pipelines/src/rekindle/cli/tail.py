@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TOKEN_VARIABLE = "REKINDLE_READER_TOKEN"
 TOPOLOGY_INTERVAL_S = 2.0
-"""While replicas fail, the topology is read so often, for it may have been edited."""
+"""While replicas fail, the topology is read again at this interval: it may have been edited."""
 EXAMPLES = """\
   rekindle tail flights delay-board
   rekindle tail flights delay-board --tentative   # also tentative results and their corrections
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 def _fixed(addresses: Sequence[str]) -> Find:
     from rekindle.stream_sinks.follow import FoundReplicas
 
-    return lambda partition: FoundReplicas("", 1, addresses)
+    return lambda partition: FoundReplicas(segment="", partitions=1, addresses=addresses)
 
 
 class QueryPods:
@@ -126,9 +126,9 @@ class QueryPods:
         return self._segments[0]
 
     def find(self, partition: int) -> FoundReplicas:
-        """The pods that run, by replica: those of the newest definition, and before any of them
-        runs, of the one before. Raises ReplicaUnavailable while the API server does not respond,
-        RekindleError if the query is gone."""
+        """The running pods, by replica: those of the newest definition of the query; while none of
+        them runs, those of the definition before it. Raises ReplicaUnavailable while the API server
+        does not respond, RekindleError if the query is gone."""
         from rekindle.stream_sinks.client import ReplicaUnavailable
 
         try:

@@ -64,7 +64,8 @@ class OrderedInput:
 
     @property
     def own_order(self) -> Int64s | None:
-        """The permutation of the partition's rows; None if they are in order."""
+        """The permutation of the partition's rows, numbered without those of others; None if they
+        are in order."""
         order = self.order
         if order is None:
             return None
@@ -158,8 +159,8 @@ def event_time_extent(job: PreparationJob, keys: pa.Table) -> bytes:
 
 
 def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Table:
-    """One row for each epoch that has rows in any partition: the index of its first row in the
-    partition's `rows`, the newest event time up to the end of the epoch, and a checksum. If the
+    """One row for each epoch that has rows in any partition: the number of its first row in
+    the partition's `rows`, the newest event time up to the end of the epoch, and a checksum. If the
     input is in order, only one portion of it is in memory at a time."""
     if not input.keys.num_rows:
         return _INDEX.empty_table()

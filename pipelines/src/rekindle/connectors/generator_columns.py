@@ -108,8 +108,8 @@ def _sequence(rows: ColumnRows, start: int, step: int) -> Int64s:
 def _times(rows: ColumnRows, start_us: int, jitter_us: int) -> pa.Array:
     times = pc.add_checked(pa.array(rows.times()), start_us)
     if jitter_us:
-        parts = (rows.draws("")[:, 0] % np.uint64(jitter_us)).astype(np.int64)
-        times = pc.subtract_checked(times, pa.array(parts))
+        jitter = (rows.draws("")[:, 0] % np.uint64(jitter_us)).astype(np.int64)
+        times = pc.subtract_checked(times, pa.array(jitter))
     return times
 
 
@@ -124,6 +124,7 @@ def _unit(draws: Uint64s) -> npt.NDArray[np.float64]:
 
 
 def _normal(rows: ColumnRows) -> npt.NDArray[np.float64]:
+    """Approximately normal, with mean 0 and deviation 1: sums of 12 uniform numbers, minus 6."""
     units = _unit(rows.draws("", per_row=12))
     total = units[:, 0].copy()
     for i in range(1, 12):
@@ -132,4 +133,5 @@ def _normal(rows: ColumnRows) -> npt.NDArray[np.float64]:
 
 
 def _below(draws: Uint64s, threshold: int) -> npt.NDArray[np.bool_]:
+    """True with the probability `threshold`, in units of 2⁻⁵³."""
     return (draws >> np.uint64(11)) < np.uint64(threshold)

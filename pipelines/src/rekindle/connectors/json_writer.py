@@ -68,6 +68,7 @@ def _object(names: Sequence[str], columns: Sequence[pa.Array], end: str = "}") -
 
 
 def _joined(*parts: Any) -> pa.Array:
+    """The concatenated texts of each row. (Arrow's last argument is the separator.)"""
     return pc.binary_join_element_wise(*parts, "")
 
 

@@ -230,6 +230,7 @@ class ConsistencyCore:
         self._progress_at = now
         self._inputs.live.advance(self._live_epoch())
         took_s = now - call.began_at
+        # At most this call: time in which the fork had nothing to process is not owed to it.
         self._lead_s = min(self._lead_s + took_s, took_s)
         if self.state is ConsistencyState.STABLE:
             self._deadlines.processed(took_s, now)
@@ -431,7 +432,7 @@ class ConsistencyCore:
     def _policy(self, now: float) -> Policy:
         match self.state:
             case ConsistencyState.STABLE:
-                return Policy.DELAY  # so that short failures cause no tentative output (5.1)
+                return Policy.DELAY  # section 5.1: short failures cause no tentative output
             case ConsistencyState.UP_FAILURE:
                 return self._settings.during_failure
             case ConsistencyState.STABILIZATION:

@@ -35,7 +35,8 @@ class Inputs:
         self._ready_bytes = 0
         self.live = LiveUnion(settings.inputs, settings.schemas, next_epoch)
         self.channels = {
-            c: ChannelState(next_epoch - 1, next_epoch - 1) for c in self._union.channels
+            c: ChannelState(received=next_epoch - 1, stable=next_epoch - 1)
+            for c in self._union.channels
         }
 
     @property
@@ -179,7 +180,7 @@ class Inputs:
 
     def may_read(self, channel: Channel) -> bool:
         """Whether the stable subscription may deliver more. A channel that lacks the next epoch
-        always may, unless complete epochs wait."""
+        always may, unless too many complete epochs wait."""
         ahead = self.channels[channel].received + 1 - self.next_epoch
         return (
             not self.is_full()

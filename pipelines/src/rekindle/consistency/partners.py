@@ -35,12 +35,12 @@ class Partners:
         self._present = present
         self._asked_at: float | None = None
         self._retry_at = -math.inf
-        self._promised_until = -math.inf
-        self._served_until = -math.inf
+        self._serving_until = -math.inf  # this replica has promised to serve for the partner
+        self._served_until = -math.inf  # the partner has promised to serve for this replica
 
     def permission(self, now: float) -> Permission:
         """Whether this replica may begin to stabilize."""
-        if now < self._promised_until:
+        if now < self._serving_until:
             return Permission.WAIT
         if not self._present or now < self._served_until:
             return Permission.BEGIN
@@ -64,7 +64,7 @@ class Partners:
         return self._served_until - self.lease_s / 2
 
     def wakes(self) -> list[float]:
-        times = [self._promised_until, self._served_until, self._retry_at, self._renew_at()]
+        times = [self._serving_until, self._served_until, self._retry_at, self._renew_at()]
         return [*times, self._asked_at + ANSWER_S] if self._asked_at is not None else times
 
     def requested(self, by: int, lease_s: float, corrects: bool, now: float) -> bool:
@@ -74,13 +74,15 @@ class Partners:
         if corrects or goes_first:
             return False
         self._asked_at = None
-        self._promised_until = max(self._promised_until, now + lease_s)
+        self._serving_until = max(self._serving_until, now + lease_s)
         return True
 
     def promise_ended(self) -> None:
-        self._promised_until = -math.inf
+        """The partner no longer needs what this replica has promised."""
+        self._serving_until = -math.inf
 
     def promised(self, lease_s: float) -> None:
+        """The partner promises to serve."""
         if self._asked_at is not None:
             self._served_until = self._asked_at + lease_s
             self._asked_at = None
@@ -95,7 +97,7 @@ class Partners:
         self._present = present
         if not present:
             self._asked_at = None
-            self._promised_until = self._served_until = self._retry_at = -math.inf
+            self._serving_until = self._served_until = self._retry_at = -math.inf
 
     def ended(self, now: float) -> bool:
         """This replica has stabilized, or has stopped stabilizing. Returns whether the partner must

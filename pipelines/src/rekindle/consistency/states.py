@@ -88,7 +88,7 @@ ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
         _E.TENTATIVE_DUE: Row(_STABILIZATION, "3.4", "process new input, on the fork"),
         _E.TENTATIVE_PROCESSED: Row(_STABILIZATION, "3.4", "its output is in the branch"),
         _E.INPUT_FAILED_AGAIN: Row(_FAILURE, "3.4, 3.5", "REC_DONE before new tentative epochs"),
-        _E.RECONCILED: Row(_STABLE, "3.4", "REC_DONE; drop the fork"),
+        _E.RECONCILED: Row(_STABLE, "3.4", "REC_DONE; the fork was dropped"),
         _E.POSTPONEMENT_REQUESTED: Row(_STABILIZATION, "3.4", "refuse, unless all is corrected"),
         _E.PARTNER_PROMISED: Row(_STABILIZATION, "3.4", "its lease is renewed"),
         _E.PARTNER_REFUSED: Row(_STABILIZATION, "3.4", "its lease runs out"),

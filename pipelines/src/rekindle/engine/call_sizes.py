@@ -53,8 +53,8 @@ class CallSizes:
         return self.bounds.with_max_epochs(self._max_epochs or self.bounds.max_epochs)
 
     def killed_in(self, epochs: int, size: int) -> None:
-        """Reduce the limits: the task's process was killed during a call of so many epochs and
-        bytes. The cause may have been something else, so no epoch is refused."""
+        """Reduce the limits: the task's process was killed during a call of `epochs` epochs with
+        `size` bytes. The cause may not have been memory, so no epoch is refused."""
         if epochs == 1:
             self.bounds = replace(self.bounds, max_bytes=max(SMALL_BYTES, size))
             self.spark_job_input_bytes = max(

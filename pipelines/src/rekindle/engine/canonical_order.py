@@ -21,9 +21,10 @@ _ALL_BUT_SIGN = np.int64(0x7FFFFFFFFFFFFFFF)
 def to_comparable(values: pa.Array) -> pa.Array:
     """float64 -> int64 that compare in Spark's order; NULL stays NULL."""
     valid = values.is_valid().to_numpy(zero_copy_only=False)
-    floats = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0
-    floats[np.isnan(floats)] = np.nan
+    floats = pc.fill_null(values, 0.0).to_numpy(zero_copy_only=False) + 0.0  # −0.0 becomes 0.0
+    floats[np.isnan(floats)] = np.nan  # all NaN get the same bits
     bits = floats.view(np.int64)
+    # The bits of negative floats ascend while the floats descend, so all but the sign are flipped.
     return pa.array(bits ^ ((bits >> np.int64(63)) & _ALL_BUT_SIGN), pa.int64(), mask=~valid)
 
 

@@ -22,15 +22,16 @@ from rekindle.topology.sql.aggregates import Partial
 from rekindle.topology.sql.tokens import DIALECT, parse
 
 MAX_DIGITS = 38
+_SUM_DIGITS = 10
+"""In Spark, SUM of DECIMAL(p) is DECIMAL(p + 10), with MAX_DIGITS at most."""
 _LOW_DIGITS = 20
-_HIGH_SUM_DIGITS = 28
+_HIGH_DIGITS = 18
 HIGH, LOW = "__h", "__l"
 """Suffixes of a partial's name for its two sums."""
 
 
 def is_wide(data_type: pa.DataType, merge: str) -> bool:
-    """Whether a partial of this type may overflow. In Spark, SUM of DECIMAL(p) has p + 10 digits,
-    and 38 at most."""
+    """Whether a partial of this type may overflow: its sum has the most digits that Spark has."""
     return merge == "sum" and pa.types.is_decimal(data_type) and data_type.precision == MAX_DIGITS
 
 
@@ -40,7 +41,7 @@ def split_sum(partial: Partial, scale: int) -> tuple[Partial, Partial]:
     condition = f" FILTER(WHERE {call.expression.this.sql(DIALECT)})" if _is_filter(call) else ""
     argument = (call.this if _is_filter(call) else call).this.sql(dialect=DIALECT)
     unit = _unit_sql(scale)
-    high = f"SUM(CAST(({argument}) DIV {unit} AS DECIMAL(18, 0))){condition}"
+    high = f"SUM(CAST(({argument}) DIV {unit} AS DECIMAL({_HIGH_DIGITS}, 0))){condition}"
     low = f"SUM(({argument}) % {unit}){condition}"
     return (
         Partial(partial.name + HIGH, high, "sum"),
@@ -50,10 +51,12 @@ def split_sum(partial: Partial, scale: int) -> tuple[Partial, Partial]:
 
 def combine_sums(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.ChunkedArray:
     """The sum as DECIMAL(38, scale); NULL if it has more digits."""
-    below = max(0, scale - _LOW_DIGITS)
-    factor = pa.scalar(_unit(scale), pa.decimal256(below or _LOW_DIGITS + 1 - scale, below))
-    upper = pc.multiply(high.cast(pa.decimal256(_HIGH_SUM_DIGITS, 0)), factor)
-    total = pc.add(upper, low.cast(pa.decimal256(max(31, scale + 10), scale)))
+    unit_scale = max(0, scale - _LOW_DIGITS)
+    unit_type = pa.decimal256(unit_scale or _LOW_DIGITS + 1 - scale, unit_scale)
+    high_type = pa.decimal256(_HIGH_DIGITS + _SUM_DIGITS, 0)
+    low_type = pa.decimal256(max(_LOW_DIGITS + 1, scale) + _SUM_DIGITS, scale)
+    upper = pc.multiply(high.cast(high_type), pa.scalar(_unit(scale), unit_type))
+    total = pc.add(upper, low.cast(low_type))
     limit = pa.scalar(Decimal(10) ** (MAX_DIGITS - scale), pa.decimal256(MAX_DIGITS + 1, scale))
     fits = pc.less(pc.abs(total), limit)
     kept = pc.if_else(fits, total, pa.scalar(None, total.type))

@@ -136,7 +136,7 @@ def _check_columns(wanted: pa.Schema, found: pa.Schema, operator: str) -> None:
 def _split_dropped(
     shape: WindowShape, partials: pa.Table | None
 ) -> tuple[pa.Table | None, int, int]:
-    """The partials of panes, and the numbers of dropped rows: late rows, and rows without event
+    """The partials of panes, and how many rows were dropped: late rows, and rows without event
     time. A row whose event time is so extreme that a window of it would begin or end outside of 64
     bits is dropped, and counted, as one without event time."""
     if partials is None or not partials.num_rows:
@@ -170,7 +170,7 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
     plain = pa.schema([field for field in schema if field.name != HASH])
     rows = partials.select(plain.names).cast(plain).combine_chunks()
     hashes = pa.array(hash_rows(rows, shape.key_names))
-    rows = rows.add_column(1, schema.field(1), hashes)
+    rows = rows.add_column(schema.get_field_index(HASH), schema.field(HASH), hashes)
     return _Rows(rows, epochs, int64s(rows.column(PANE)))
 
 
@@ -239,12 +239,13 @@ def _close(
     starts = closing_windows(state.panes, pane_us, count, before, after)
     if not len(starts):
         return state
-    ends = np.array([w for _, _, w in part], dtype=np.int64)
-    numbers = np.array([e for e, _, _ in part], dtype=np.int64)
+    watermarks_after = np.array([w for _, _, w in part], dtype=np.int64)
+    epochs = np.array([e for e, _, _ in part], dtype=np.int64)
 
     def add_closed(rows: pa.Table) -> None:
-        closes = np.searchsorted(ends, shape.windows.ends(int64s(rows.column(PANE))), side="left")
-        add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(numbers[closes])))
+        ends = shape.windows.ends(int64s(rows.column(PANE)))
+        closing = epochs[np.searchsorted(watermarks_after, ends, side="left")]
+        add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(closing)))
 
     state = each_window(shape.run_shape, state, pane_us, count, starts, add_closed, files)
     return drop(state, max(NO_PANE, after - pane_us * count + 1))

@@ -226,7 +226,7 @@ def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOu
 
 
 def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
-    share = share_read(input, consumers, 0)
+    share = share_read(input, consumers, consumer=0)  # of any one: only its key is used
     if share is None:
         return (rows,) * consumers
     return split(rows, share.key_by, consumers).tables()
@@ -244,7 +244,9 @@ def _merge(
     for n, epoch in enumerate(epochs):
         parts: list[list[pa.Table]] = [[] for _ in segment.inputs]
         for channel in channels:
-            parts[channel[0]].append(shares[channel][n][1][partition])
+            input_index, _ = channel
+            _, tables = shares[channel][n]
+            parts[input_index].append(tables[partition])
         before = watermark
         watermark = max(before, min(shares[channel][n][0] for channel in channels))
         yield EpochInput(epoch, before, watermark, tuple(_concat(tables) for tables in parts))

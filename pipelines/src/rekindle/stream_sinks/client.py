@@ -26,7 +26,7 @@ class ReplicaUnavailable(RekindleError):
 
 
 class ReadRefused(RekindleError):
-    """No replica would serve this; says why."""
+    """A replica refuses the request, as every other one would; says why."""
 
 
 class NoLongerKept(BelowFloor):

@@ -1,4 +1,4 @@
-"""What a reader outside of the topology has, and which UNDO and REC_DONE it needs first. Pure.
+"""What a reader outside of the topology has, and which UNDO and REC_DONE it has to get. Pure.
 
 A reader of tentative results holds tentative epochs until their stable versions come. It may have
 read them at another replica, or before a restart, whose order of output nobody has any more. So
@@ -35,7 +35,8 @@ class Cursor:
     correcting: int = NO_EPOCH
 
     def before_stable(self, epoch: int) -> tuple[list[Control], Cursor]:
-        """Before the stable version of an epoch."""
+        """What the reader has to get before the stable version of an epoch, and the cursor after
+        that."""
         if self.held is None or epoch < self.held[0]:
             return [], self
         return self.undo(self.held[0])
@@ -52,7 +53,7 @@ class Cursor:
         return self.correcting != NO_EPOCH and self.stable > self.correcting
 
     def first_tentative(self, epoch: int) -> int:
-        """Of a run of tentative epochs that begins at `epoch`, the first that the reader lacks."""
+        """Of tentative epochs in order that begin with `epoch`, the first that the reader lacks."""
         return max(epoch, self.stable, NO_EPOCH if self.held is None else self.held[1] + 1)
 
     def after_tentative(self, epoch: int) -> Cursor:
@@ -61,7 +62,7 @@ class Cursor:
         return replace(self, held=(lowest, epoch))
 
     def undo(self, from_epoch: int) -> tuple[list[Control], Cursor]:
-        """The reader drops tentative epochs, if it holds any."""
+        """The reader drops the tentative epochs from `from_epoch` on, if it holds any."""
         if self.held is None or self.held[1] < from_epoch:
             return [], self
         lowest, highest = self.held
@@ -71,7 +72,8 @@ class Cursor:
         return [Control(BatchKind.UNDO, first)], moved
 
     def reconciliation_done(self) -> tuple[list[Control], Cursor]:
-        """No further correction is due, if one was open."""
+        """All corrections have been sent: REC_DONE, if the reader has dropped anything since the
+        last one."""
         if self.correcting == NO_EPOCH:
             return [], self
         done = Control(BatchKind.RECONCILIATION_DONE, self.stable - 1)

@@ -21,16 +21,18 @@ from rekindle.stream_sinks.ticket import Ticket, parse_ticket
 STALL_S = 5.0
 """A replica that has had nothing new for this long may lag: the next one is read."""
 REFUSED_S = 60.0
-"""All replicas may refuse a reader that was served before for this long: another topology may have
-got the address of one that is lost, until that is replaced."""
+"""A reader that was served before goes on for this long although all replicas refuse it: another
+topology may have got the address of a replica that is lost, until that is replaced."""
 PAUSE_S = 0.5
+"""Pause after a replica could not be read."""
 QUEUED = 64
+"""Maximum of received items that wait for the caller."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundReplicas:
-    """Where a partition is read: `addresses`, as `host:port`. `partitions` of the query are in
-    `segment`; another one has another definition of it."""
+    """Where a partition is read: `addresses`, as `host:port`. `segment`: id of the segment that
+    computes the query, in `partitions` partitions; an edit of the query may change both."""
 
     segment: str
     partitions: int
@@ -71,7 +73,7 @@ class PartitionReader:
         self._clock = clock
         self._choice = 0
         self._found: FoundReplicas | None = None
-        self._read_segment: str | None = None  # which is where the reader has read so far
+        self._read_segment: str | None = None  # the one of which the reader has read so far
         self._refusals: dict[str, RekindleError] = {}  # since the last progress, by address
         self._progressed_at = self._served_at = clock()
 
@@ -120,15 +122,15 @@ class PartitionReader:
         yield from self._look()
 
     def _look(self) -> Iterator[Followed]:
-        """Find the replicas again; whoever cannot be found now stays as it was."""
+        """Find the replicas again; if that is not possible now, those found before stay."""
         try:
             self._found = self._find(self.partition)
         except ReplicaUnavailable as error:
             yield self._failed(str(error))
 
     def _refused(self, error: RekindleError) -> Iterator[Followed]:
-        """Only what all replicas say that run now ends the reader: an address may be of one that is
-        lost."""
+        """Ends the reader only if all replicas that run now have refused it: the one that refused
+        it may be another topology's, at the address of a replica that is lost."""
         looked = list(self._next_replica())
         addresses = self._found.addresses if self._found is not None else ()
         if not looked and addresses and set(addresses) <= set(self._refusals):
@@ -147,7 +149,8 @@ class PartitionReader:
         return not was_served or self._clock() - self._served_at > REFUSED_S
 
     def _reason(self, addresses: Sequence[str]) -> RekindleError:
-        """What says most: where a replica begins, the lowest one."""
+        """The refusal that tells the user most: the one with the lowest kept epoch, if any has
+        one."""
         errors = [self._refusals[address] for address in addresses]
         below = [error for error in errors if isinstance(error, NoLongerKept)]
         return min(below, key=lambda error: error.oldest, default=errors[0])
@@ -201,7 +204,7 @@ class _Readers:
         self._found: queue.Queue[Followed | Exception] = queue.Queue(QUEUED)
         self._lock = threading.Lock()
         self._partitions: set[int] = set()
-        self._segment: str | None = None  # the first one
+        self._segment: str | None = None  # that of the first replicas found
 
     def follow(self) -> Iterator[Followed]:
         self._start_through(1, self._ticket)

@@ -27,11 +27,14 @@ from rekindle.streams.log import OutputLog
 from rekindle.table_memory import memory_bytes
 
 READ_BYTES = 1 << 20
-"""Of epochs that are read from the log at a time."""
+"""Limit of the epochs that are read from the log at a time."""
 PART_BYTES = 1 << 20
-"""Of rows in one message, or a single row: clients in Go refuse more than 4 MiB by default."""
+"""Limit of the rows in one message, but a single row may be larger: clients in Go refuse more than
+4 MiB by default."""
 MAX_EPOCHS = 4096
-"""Of one call, most of them without rows."""
+"""Limit of the epochs of one call. Calls that reach it have mostly epochs without rows."""
+_EMPTY_EPOCH_BYTES = 64
+"""What an epoch without rows takes of `max_bytes`."""
 
 
 class Message(NamedTuple):
@@ -42,8 +45,9 @@ class Message(NamedTuple):
 
 
 class ServedQuery:
-    """One query of a task. `output`: of the log, if it may be tentative; `from_epoch`: the first
-    one that belongs to the query; `spilled`: of the task. Thread-safe."""
+    """One query of a task. `output`: the log and its tentative branches, if it may have any;
+    `from_epoch`: the first epoch that belongs to the query; `spilled`: shared by all queries of the
+    task. Thread-safe."""
 
     def __init__(
         self,
@@ -116,7 +120,7 @@ class Call:
         if at is not None and output is not None and at.boot == output.boot:
             self._position = Position(at.span, at.epoch)
         self._ticket = ticket
-        self._left = ticket.max_bytes
+        self._bytes_left = ticket.max_bytes
         self._epochs = 0
         self._no_rows = served.log.schema.empty_table().to_batches() or [
             pa.RecordBatch.from_pylist([], schema=served.log.schema)
@@ -136,7 +140,7 @@ class Call:
 
     @property
     def _full(self) -> bool:
-        return self._left <= 0 or self._epochs >= MAX_EPOCHS
+        return self._bytes_left <= 0 or self._epochs >= MAX_EPOCHS
 
     def _require_kept(self) -> None:
         served, epoch = self._served, self._cursor.stable
@@ -152,7 +156,9 @@ class Call:
         output from there on."""
         log, through = self._served.log, self._served.through
         stable, newest = self._cursor.stable, self._served.newest
-        of_log = (Span(BatchKind.STABLE, 0, -1, stable, newest), log) if stable <= newest else None
+        # Number -1: it is not in the order of the output.
+        from_log = Span(BatchKind.STABLE, attempt=0, number=-1, first=stable, last=newest)
+        of_log = (from_log, log) if stable <= newest else None
         if self._output is None or (self._position is None and of_log is not None):
             return of_log
         found = self._output.next(self._position, stable)
@@ -218,16 +224,19 @@ class Call:
                     for batch in read:
                         if batch.epoch > last or self._full:
                             return
-                        self._left -= memory_bytes(batch.rows) if batch.rows.num_rows else 64
+                        self._bytes_left -= (
+                            memory_bytes(batch.rows) if batch.rows.num_rows else _EMPTY_EPOCH_BYTES
+                        )
                         self._epochs += 1
                         epoch = batch.epoch + 1
                         yield batch
             except TooManySpilledReads:
                 if not self._epochs:
                     raise
-                self._left = 0  # the call ends with what it has sent
+                self._bytes_left = 0  # the call ends with what it has sent
 
     def _corrected(self) -> Iterator[Message]:
+        """REC_DONE, if all that the reader has dropped has come again."""
         if self._cursor.is_corrected:
             yield from self._reconciliation_done()
 
@@ -238,8 +247,8 @@ class Call:
     # -- messages --------------------------------------------------------------------------------
 
     def _rows(self, batch: EpochBatch, after: Cursor, at: Position | None) -> Iterator[Message]:
-        """The message of an epoch's last part has the ticket behind it; those before it have the
-        one of the epoch, since a reader may go on with any."""
+        """The messages of an epoch. The ticket in the last one asks for what follows; the tickets
+        in those before it ask for this epoch again, since a reader may go on with any of them."""
         parts = _parts(batch.rows)
         for number, rows in enumerate(parts):
             if number + 1 == len(parts):
@@ -276,7 +285,7 @@ class Call:
 
 
 def _parts(rows: pa.Table) -> list[pa.RecordBatch]:
-    """None of an epoch without rows. Each has at most PART_BYTES, or one row."""
+    """Each has at most PART_BYTES, or one row. An epoch without rows has no part."""
     parts: list[pa.RecordBatch] = []
     for batch in rows.to_batches():
         at = 0

@@ -1,9 +1,9 @@
 """Arrow Flight for readers outside of the topology: the queries of one task.
 
 A call is bounded: it waits at most a second for something new, then sends at most `max_bytes`, or
-one epoch. Flight keeps a thread for each call in progress, so their number is bounded, and how many
-of them may be of one peer. Fewer are sent rows at a time, since a reader may be slow to take them.
-Nothing of the task waits for a call.
+one epoch. Flight keeps a thread for each call in progress, so the number of calls is bounded, in
+all and for each peer. Rows are sent to fewer calls at a time, since a reader may be slow to take
+them. Nothing of the task waits for a call.
 
 Design: docs/design/stream-sinks.md#calls.
 """
@@ -33,14 +33,15 @@ MAX_CALLS_OF_PEER = 64
 MAX_SENDING = 32
 MAX_SENDING_OF_PEER = 8
 TURN_S = 1.0
-"""A call that has something to send waits so long for its turn."""
+"""How long a call that has something to send waits for its turn."""
 STOP_S = 2.0
+"""How long `stop` waits for the server."""
 _AUTHORIZATION = "authorization"
 _log = logging.getLogger(__name__)
 
 
 class StreamSinkServer:
-    """Serves queries from `serve` on, on every call the newest set of them."""
+    """Serves the queries that were given to `serve` last; none before."""
 
     def __init__(self, address: str, port: int, identity: Identity) -> None:
         """Binds; raises OSError."""
@@ -113,7 +114,7 @@ class Calls:
                 self._changed.notify_all()
 
     def _is_next(self, turn: _Turn) -> bool:
-        """Of those whose peers may have one more."""
+        """Whether a call is the first in the queue whose peer may be sent rows in one more call."""
         if self._sending.total() >= MAX_SENDING:
             return False
         allowed = (t for t in self._queue if self._sending[t.peer] < MAX_SENDING_OF_PEER)

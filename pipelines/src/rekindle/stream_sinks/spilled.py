@@ -29,8 +29,8 @@ class TooManySpilledReads(RekindleError):
 
 
 class SpilledReads:
-    """Of the calls of one task: they hold at most `max_bytes`, or one larger epoch. A call waits
-    for others for `wait_s`. Thread-safe."""
+    """The reads of spilled files by all calls of one task, which together hold at most `max_bytes`,
+    or one larger epoch. A call waits up to `wait_s` for others. Thread-safe."""
 
     def __init__(self, max_bytes: int = HELD_BYTES, wait_s: float = WAIT_S) -> None:
         self._max_bytes = max_bytes

@@ -18,6 +18,7 @@ from rekindle.streams.epochs import NO_EPOCH
 MAX_TICKET_BYTES = 4096
 MAX_BYTES = 8 << 20
 MAX_WAIT_S = 1.0
+# What a reader may write; the other fields come from an earlier message.
 _WRITTEN = ("query", "partition", "from_epoch", "tentative", "max_bytes", "wait_s")
 _FIELDS = frozenset((*_WRITTEN, "at", "held", "correcting"))
 

@@ -41,7 +41,7 @@ CONNECT_S = 1.3
 """Timeout of a connection; the kernel repeats a lost packet of its handshake after 1 s."""
 LOOP_DELAY_S = 0.05
 """If the event loop is later than this, the delay is this process's own, not the replica's."""
-_REFUSED = (401, 421, 426)
+_REFUSED = (401, 421, 426)  # another token, topology or protocol version
 _OTHER_PROTOCOL = (
     "its response is not HTTP/1.1: the task may be of a release that serves streams by Arrow "
     "Flight (stream protocol 2); use images of one release"
@@ -119,8 +119,8 @@ class StreamClient:
         """Moves the timeout: to now, if there is no connection within CONNECT_S; later, if the loop
         itself was late (because of other threads, or because the process was frozen), so that data
         that has arrived meanwhile is read first. The latter once, by at most `timeout_s`."""
-        loop, passes_at = asyncio.get_running_loop(), limit.when()
-        assert passes_at is not None
+        loop, expires_at = asyncio.get_running_loop(), limit.when()
+        assert expires_at is not None
         self._unreachable = False
 
         def check_connection() -> None:
@@ -132,13 +132,13 @@ class StreamClient:
                 limit.reschedule(loop.time())
 
         def check_late() -> None:
-            late_s = loop.time() - passes_at
+            late_s = loop.time() - expires_at
             if late_s > LOOP_DELAY_S and not limit.expired():
                 limit.reschedule(loop.time() + min(2 * late_s, timeout_s))
 
         timers = [
             loop.call_later(CONNECT_S, check_connection),
-            loop.call_at(passes_at - 0.001, check_late),  # before the limit, if both are late
+            loop.call_at(expires_at - 0.001, check_late),  # before the limit, if both are late
         ]
         try:
             yield

@@ -27,18 +27,18 @@ IDLE_S = 30.0
 MAX_UNADMITTED = 512
 MAX_ADMITTED = 2048
 GRACE_S = 2.0
-"""An unadmitted connection may be closed to make room so long after it began, and after the last
-valid request of any."""
+"""Time after which an unadmitted connection may be closed to make room: since it began, and since
+the last valid request of any connection."""
 GRACE_CALLS = 10
-"""And after so many calls of `make_room`."""
+"""The connection also has to be there for more than this number of calls of `make_room`."""
 
 C = TypeVar("C")
 
 
 def limits(descriptors: int) -> tuple[int, int]:
-    """The most unadmitted and the most admitted connections of a process that may open so many file
-    descriptors (below 0: no limit). Unadmitted ones cannot use up the descriptors that readers
-    need, nor readers those of the rest of the process."""
+    """The most unadmitted and the most admitted connections of a process that may open
+    `descriptors` file descriptors (below 0: no limit). Unadmitted ones cannot use up the
+    descriptors that readers need, nor readers those of the rest of the process."""
     if descriptors < 0:
         return MAX_UNADMITTED, MAX_ADMITTED
     part = descriptors // 8
@@ -62,8 +62,8 @@ class Connections(Generic[C]):
         self.max_admitted = max_admitted
         self._peers: dict[C, str] = {}
         self._unadmitted: dict[C, float] = {}  # when they began, the oldest first
-        self._room_calls: dict[C, int] = {}  # of those: calls of `make_room`
-        self._admitted_at = -math.inf  # the latest of them
+        self._room_calls: dict[C, int] = {}  # of unadmitted ones: calls of `make_room` since then
+        self._admitted_at = -math.inf  # when the latest one was admitted
         self._idle: dict[C, float] = {}  # admitted ones; deadlines, idle the longest first
 
     def __len__(self) -> int:

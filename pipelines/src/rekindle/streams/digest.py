@@ -91,7 +91,8 @@ def _contiguous(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _feed(hasher: Any, array: pa.Array) -> None:
-    """Add one array: length, validity, then values; NULLs count as zeros of no length."""
+    """Add one array: length, validity, then values; a NULL counts as zero, or as a value of length
+    0."""
     kind = array.type
     if isinstance(kind, pa.BaseExtensionType):
         return _feed(hasher, array.storage)
@@ -140,13 +141,13 @@ def _feed_bytes(hasher: Any, array: pa.Array) -> None:
         binary = array.cast(pa.large_binary())
     lengths = pc.fill_null(pc.binary_length(binary), 0).cast(pa.int64())
     hasher.update(np.ascontiguousarray(lengths.to_numpy(zero_copy_only=False)))
-    solid = binary.drop_null() if binary.null_count else binary
-    if not len(solid):
+    valid = binary.drop_null() if binary.null_count else binary
+    if not len(valid):
         return
-    wide = pa.types.is_large_string(solid.type) or pa.types.is_large_binary(solid.type)
-    _, raw_offsets, data = solid.buffers()
-    offsets = np.frombuffer(raw_offsets, dtype=np.int64 if wide else np.int32)
-    first, last = offsets[solid.offset], offsets[solid.offset + len(solid)]
+    is_large = pa.types.is_large_string(valid.type) or pa.types.is_large_binary(valid.type)
+    _, raw_offsets, data = valid.buffers()
+    offsets = np.frombuffer(raw_offsets, dtype=np.int64 if is_large else np.int32)
+    first, last = offsets[valid.offset], offsets[valid.offset + len(valid)]
     if last > first:
         hasher.update(memoryview(data)[first:last])
 

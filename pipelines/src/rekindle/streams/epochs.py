@@ -33,7 +33,7 @@ class BatchKind(StrEnum):
 
     STABLE = "STABLE"
     TENTATIVE = "TENTATIVE"
-    UNDO = "UNDO"  # drop the tentative ones since the last stable epoch
+    UNDO = "UNDO"  # drop the tentative epochs from its own on
     RECONCILIATION_DONE = "REC_DONE"  # as DPC calls it: all corrections are sent
 
 

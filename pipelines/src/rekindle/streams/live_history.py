@@ -54,7 +54,7 @@ class _StoredSpan:
 
 class LiveHistory:
     """`stable` is always the newest stable epoch in the log. `tentative`: the newest tentative
-    epoch that no REC_DONE has followed; `corrected`: of the newest REC_DONE."""
+    epoch that no REC_DONE has followed; `corrected`: the epoch of the newest REC_DONE."""
 
     def __init__(self) -> None:
         self.tentative = NO_EPOCH
@@ -66,7 +66,7 @@ class LiveHistory:
     def append(self, kind: BatchKind, epoch: int, stable: int, attempt: int = 0) -> None:
         """A tentative epoch, or a control."""
         if stable > self._stable:
-            self._add(_StoredSpan(BatchKind.STABLE, 0, self._stable + 1, stable))
+            self._add(_StoredSpan(BatchKind.STABLE, attempt=0, first=self._stable + 1, last=stable))
             self._stable = stable
         if kind is BatchKind.RECONCILIATION_DONE:
             self.tentative, self.corrected = NO_EPOCH, epoch
@@ -123,7 +123,8 @@ class LiveHistory:
         return Position(self._base + len(self._spans), from_epoch)
 
     def has(self, position: Position) -> bool:
-        """Whether it is not gone, nor of another process."""
+        """Whether it is in the spans that are kept, or right after them. False if it is gone, or
+        its number is from another process."""
         return self._base <= position.span <= self._base + len(self._spans)
 
     def next(self, position: Position, from_epoch: int, stable: int) -> Span | None:
@@ -141,4 +142,6 @@ class LiveHistory:
                 return Span(span.kind, span.attempt, number, first, span.last)
             number, epoch = number + 1, NO_EPOCH
         first = max(self._stable + 1, epoch, from_epoch)
-        return Span(BatchKind.STABLE, 0, number, first, stable) if first <= stable else None
+        if first > stable:
+            return None
+        return Span(BatchKind.STABLE, attempt=0, number=number, first=first, last=stable)

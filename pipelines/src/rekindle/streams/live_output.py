@@ -1,9 +1,9 @@
 """All output of a task that may be tentative, in its order: its log, and a branch for each attempt.
 
 A tentative branch is a log of its own in a directory of its own, so dropping it touches no other.
-It is never truncated by what readers acknowledge, compared, spilled, or read by another process:
-the next one deletes it. Its bytes are bounded; the oldest epochs go first, and readers go on behind
-them. An epoch that is stable already does not enter it.
+A floor does not truncate it; it is neither compared nor spilled; and the next process of the task
+does not read but delete it. Its bytes are bounded: the oldest epochs are dropped first, and readers
+go on behind them. An epoch that is stable already does not enter it.
 
 Design: docs/design/streams.md#branches.
 Paper: DPC (Balazinska et al. 2005), sections 3.3 and 3.4.
@@ -59,7 +59,7 @@ class LiveOutput:
 
     @property
     def report(self) -> LiveReport:
-        """What readers hear with each response."""
+        """What each response tells a reader."""
         history = self._history
         return LiveReport(self.boot, self._state, history.tentative, history.corrected)
 
@@ -142,7 +142,7 @@ class LiveOutput:
         self._changed()
 
     def enter(self, state: ConsistencyState) -> None:
-        """The state that readers hear of."""
+        """Set the consistency state that responses tell readers."""
         if state is not self._state:
             self._state = state
             self._changed()
@@ -168,8 +168,8 @@ class LiveOutput:
         return sum(branch.local_bytes for branch in self._branches.values())
 
     def _drop_beyond(self) -> None:
-        """Called under the lock: the oldest epochs go until the bound is kept, or only the newest
-        file is left."""
+        """Called under the lock: drops the oldest epochs until the branches have at most
+        `max_bytes`, or only the newest file is left."""
         self._drop_unreadable()
         while self._local_bytes() > self._max_bytes:
             attempt, branch = next(iter(self._branches.items()))

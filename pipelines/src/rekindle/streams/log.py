@@ -3,10 +3,10 @@
 It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
 it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
 opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log. What no consumer needs any more, or is tentative, is
-dropped instead. It does not know network or engine. The caller decides what is truncated; an epoch
-above the floor is never removed (invariant I5): over budget, whole files are spilled to the
-checkpoint store, or appends fail.
+`damage` is set and the owner reopens the log. Damaged epochs that no consumer needs any more, or
+that are tentative, are dropped instead. It does not know network or engine. The caller decides what
+is truncated; an epoch above the floor is never removed (invariant I5): over budget, whole files are
+spilled to the checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -56,8 +56,8 @@ from rekindle.streams.tail import append_epoch
 LOG_FILE_BYTES = 16 << 20
 LOG_FILE_RECORDS = 1024
 FETCHED_BYTES = 32 << 20
-"""Spilled files that are kept in memory for the next read of them, or one."""
-_FETCHED_SHARE = 2 / 7
+"""Memory for spilled files that are kept for the next read of them; a single one may be larger."""
+_FETCHED_FRACTION = 2 / 7
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _CURSORS = 64
 """Places in files that are remembered: where reads in order go on."""
@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 def fetched_bytes(serve_bytes: int) -> int:
     """The part of fetched files in the memory for readers; the rest is the server's."""
-    return int(_FETCHED_SHARE * serve_bytes)
+    return int(_FETCHED_FRACTION * serve_bytes)
 
 
 class Spill(Protocol):
@@ -140,17 +140,17 @@ class OutputLog:
         self._fetched = FetchedFiles(fetched_bytes)
         self._cursors: dict[int, int] = {}  # by epoch, the offset from which to look for it
         self._no_rows = schema.empty_table()
-        self._stable: Branch[LogFile] = Branch(0)
+        self._branch: Branch[LogFile] = Branch(0)
         directory.mkdir(parents=True, exist_ok=True)
         loaded = load_log_files(
             directory, with_spilled=spill is not None, floor=read_floor(directory)
         )
-        # Consumers that start again, as this process does, may have another one.
+        # Consumers that start again, as this process does, may need epochs at or below that floor.
         forget_floor(directory)
         for file in loaded.files:
             if file is loaded.files[0]:
-                self._stable.restart_at(file.first)
-            self._stable.add(file)
+                self._branch.restart_at(file.first)
+            self._branch.add(file)
         for damage in loaded.dropped:
             _log.warning(
                 "output log: %s; no consumer in the topology needs what is lost: the log begins "
@@ -168,26 +168,26 @@ class OutputLog:
     def base(self) -> int:
         """Lowest epoch that can be read; `last + 1` if there is none."""
         with self._changed:
-            return self._stable.base
+            return self._branch.base
 
     @property
     def last(self) -> int:
         """Newest epoch, NO_EPOCH if there never was one."""
         with self._changed:
-            return self._stable.next_epoch - 1
+            return self._branch.next_epoch - 1
 
     @property
     def local_bytes(self) -> int:
         """Bytes on local disk."""
         with self._changed:
-            return sum(f.size for f in self._stable.extents if f.spilled is None)
+            return sum(f.size for f in self._branch.extents if f.spilled is None)
 
     def results(self, from_epoch: int) -> dict[int, Result]:
         """Digest and watermark of each epoch that it holds, from an epoch on. Raises LogCorrupt."""
         return {epoch: result for epoch, result, _ in self.contents(max(self.base, from_epoch))}
 
     def contents(self, from_epoch: int) -> list[tuple[int, Result, int]]:
-        """As `results`, and the bytes of each epoch's encoded rows."""
+        """As `results`, as tuples with the bytes of each epoch's encoded rows."""
         found: list[tuple[int, Result, int]] = []
         while part := list(self._results(from_epoch)):
             found += part
@@ -198,7 +198,7 @@ class OutputLog:
         """Wait until `epoch` is in the log (or was truncated); False at the timeout or on close."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            while self._stable.next_epoch <= epoch and not self._closed:
+            while self._branch.next_epoch <= epoch and not self._closed:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -214,13 +214,13 @@ class OutputLog:
         """Name and bytes of the object that has the epoch, if it is in the store, which may be
         slow."""
         with self._changed:
-            file = self._stable.find(epoch)
+            file = self._branch.find(epoch)
             return None if file is None or file.spilled is None else (file.spilled, file.size)
 
     def read(self, from_epoch: int, max_bytes: int, *, local: bool = False) -> list[EpochBatch]:
         """Consecutive epochs from `from_epoch`, at least one if it exists, zero-copy from the
-        mapped file. Raises BelowFloor for an epoch below the base. `local`: none that is
-        spilled."""
+        mapped file. Raises BelowFloor for an epoch below the base. `local`: no spilled
+        epochs."""
         if local:
             found = self.read_local(from_epoch, max_bytes, at_least_one=True)
         else:
@@ -239,8 +239,8 @@ class OutputLog:
         *,
         at_least_one: bool = False,
     ) -> list[EncodedEpoch]:
-        """As `read_encoded`, but none that is spilled; with `at_least_one` the first one may be
-        larger. It takes no longer than to read so many bytes of local files."""
+        """As `read_encoded`, but no spilled epochs; with `at_least_one` the first one may be
+        larger. It takes no longer than to read `max_bytes` of local files."""
         reading = Reading(from_epoch, max_bytes, at_least_one, max_epochs)
         return self._read(reading, lambda file: None)
 
@@ -267,7 +267,7 @@ class OutputLog:
             return self._fetched.get(name, self._spill.get)
         except ObjectMissing as missing:
             with self._changed:
-                file = next((f for f in self._stable.extents if f.spilled == name), None)
+                file = next((f for f in self._branch.extents if f.spilled == name), None)
             if file is None:  # truncated meanwhile
                 raise
             what = f"epoch {file.first}"
@@ -280,7 +280,7 @@ class OutputLog:
     def is_recent(self, epoch: int) -> bool:
         """Whether the epoch is in the file that grows, so its bytes are probably in memory."""
         with self._changed:
-            newest = self._stable.newest
+            newest = self._branch.newest
             return newest is not None and newest.first <= epoch and newest.spilled is None
 
     def _read(
@@ -294,7 +294,7 @@ class OutputLog:
         it reads local files, too."""
         from_epoch = reading.next_epoch
         with self._changed:
-            if from_epoch < self._stable.base:
+            if from_epoch < self._branch.base:
                 raise BelowFloor(
                     f"epoch {from_epoch} of stream {self.stream}/{self.partition} is no longer in "
                     f"the log, which begins at {self.base}; read from another replica, or "
@@ -336,9 +336,9 @@ class OutputLog:
         `keep=False` is emptied as well."""
         with self._appending, self._writing:
             with self._changed:
-                if keep and self._stable.next_epoch >= epoch:
+                if keep and self._branch.next_epoch >= epoch:
                     return
-                gone = self._stable.restart_at(epoch)
+                gone = self._branch.restart_at(epoch)
                 self._cursors.clear()
             self._remove_files(gone)
         self._remove_spilled(gone)
@@ -372,46 +372,49 @@ class OutputLog:
     def pin(self) -> LogPin:
         """Keep all that the log holds now, whatever is truncated, until `unpin`."""
         with self._writing, self._changed:
-            pin = LogPin(self._stable.base)
+            pin = LogPin(self._branch.base)
             self._pins.add(pin)
             return pin
 
     def unpin(self, pin: LogPin) -> None:
-        """What was not truncated because of it is so with the next floor."""
+        """What was kept because of it is removed by the next `truncate`."""
         with self._writing:
             self._pins.discard(pin)
 
     def truncate(self, floor: int) -> None:
-        """Epochs at or below `floor` are no longer needed: remove the files that have no others,
-        and none that is pinned."""
+        """Epochs at or below `floor` are no longer needed: remove the files that have no other
+        epochs, unless they are pinned or retained."""
         with self._writing:
             risen, self._floor = floor > self._floor, max(self._floor, floor)
             floor = self._unpinned(floor)
             with self._changed:
-                gone = self._stable.drop_through(
-                    retained_floor(self._stable.extents, floor, self._retain_bytes)
+                gone = self._branch.drop_through(
+                    retained_floor(self._branch.extents, floor, self._retain_bytes)
                 )
                 self._notify()
             self._remove_files(gone)
             if risen and self.base <= self._floor:
-                with contextlib.suppress(OSError):  # it spares what is only retained, no more
+                # Without it, damage of a retained file costs the epochs after it, too, when the
+                # log is opened: they are computed again.
+                with contextlib.suppress(OSError):
                     write_floor(self._directory, self._floor)
         self._remove_spilled(gone)
 
     def retain(self, retain_bytes: int) -> None:
-        """Keep the newest files that were truncated, up to so many bytes and half of the budget,
-        for readers who hold nothing. Over budget, and on a full disk, they go first."""
+        """Keep the newest files that `truncate` would remove, up to `retain_bytes` and half of the
+        budget, for readers outside of the topology, who have no holds. Over budget, and on a full
+        disk, these files are removed first."""
         if self._budget is not None:
             retain_bytes = min(retain_bytes, self._budget // 2)
         with self._writing:
             self._retain_bytes = retain_bytes
 
     def drop_oldest(self) -> bool:
-        """Remove the oldest file, unless it is the newest, too. Returns whether one was removed."""
+        """Remove the oldest file, unless it is the only one. Returns whether one was removed."""
         with self._writing:
             with self._changed:
-                files = self._stable.extents
-                gone = self._stable.drop_through(files[0].last) if len(files) > 1 else []
+                files = self._branch.extents
+                gone = self._branch.drop_through(files[0].last) if len(files) > 1 else []
                 self._notify()
             self._remove_files(gone)
         return bool(gone)
@@ -419,7 +422,7 @@ class OutputLog:
     def close(self) -> None:
         with self._changed:
             self._closed = True
-            for file in self._stable.extents:
+            for file in self._branch.extents:
                 file.unmap()
             self._notify()
 
@@ -446,8 +449,8 @@ class OutputLog:
             )
             file.write(appended)
             with self._changed:
-                if file is not self._stable.newest:
-                    self._stable.add(file)
+                if file is not self._branch.newest:
+                    self._branch.add(file)
                 file.set_tail(appended.tail, appended.record)
                 self._notify()
 
@@ -456,7 +459,7 @@ class OutputLog:
     ) -> tuple[LogFile, View] | None:
         """Where this epoch is; None if there is no such epoch, or its file is not fetched."""
         with self._changed:
-            file = self._stable.find(epoch)
+            file = self._branch.find(epoch)
             if file is None:
                 return None
             growing = file.tail.growing
@@ -500,10 +503,10 @@ class OutputLog:
             through = file.last if self.attempt else min(file.last, self._floor)
             gone: list[LogFile] = []
             with self._changed:
-                if file in self._stable.extents:
-                    gone = self._stable.begin_at(through + 1)
+                if file in self._branch.extents:
+                    gone = self._branch.begin_at(through + 1)
                     self._notify()
-                base = self._stable.base
+                base = self._branch.base
             self._remove_files(gone)
         self._remove_spilled(gone)
         why = "it is tentative" if self.attempt else "no consumer in the topology needs it"
@@ -524,7 +527,7 @@ class OutputLog:
             f"again"
         )
         with self._changed:
-            files = self._stable.extents
+            files = self._branch.extents
         if file.spilled is not None and file in files:
             # Spilled bytes are not checked when a log is opened, so the file is removed now, and
             # those after it: a log without its first files would begin at a later epoch.
@@ -542,7 +545,7 @@ class OutputLog:
         """Results from an epoch on, of one file at most. Raises LogCorrupt; BelowFloor if no
         consumer needs what is damaged."""
         with self._changed:
-            file = self._stable.find(epoch)
+            file = self._branch.find(epoch)
             outline = file.path if file is not None and file.spilled is not None else None
         if file is None:
             return
@@ -581,7 +584,8 @@ class OutputLog:
             )
 
     def _writable(self, epoch: int) -> LogFile:
-        newest = self._stable.newest
+        """The newest file, or a new one if that is full or spilled."""
+        newest = self._branch.newest
         if newest is not None and newest.spilled is None:
             file_bytes = file_bytes_with(self._file_bytes, self._retain_bytes)
             if newest.size < file_bytes and newest.tail.records < LOG_FILE_RECORDS:
@@ -599,7 +603,7 @@ class OutputLog:
             if self._drop_retained():
                 continue
             with self._changed:
-                local = [f for f in self._stable.extents if f.spilled is None]
+                local = [f for f in self._branch.extents if f.spilled is None]
             if self._spill is None or not local:
                 raise LogFull(
                     f"the output log of stream {self.stream}/{self.partition} has reached its "
@@ -617,10 +621,10 @@ class OutputLog:
         with self._writing:
             floor = self._unpinned(self._floor)
             with self._changed:
-                oldest = next(iter(self._stable.extents), None)
+                oldest = next(iter(self._branch.extents), None)
                 if oldest is None or oldest.spilled is not None or oldest.last > floor:
                     return False
-                gone = self._stable.drop_through(oldest.last)
+                gone = self._branch.drop_through(oldest.last)
                 self._notify()
             self._remove_files(gone)
         return True
@@ -630,7 +634,7 @@ class OutputLog:
         name = f"{self._spill_prefix}{file.path.stem}-{uuid.uuid4().hex[:12]}"
         with self._writing:
             self._refuse_damage()
-            if file not in self._stable.extents:
+            if file not in self._branch.extents:
                 return
             data = file.path.read_bytes()
         try:
@@ -651,7 +655,7 @@ class OutputLog:
         replaced: Path | None = None
         try:
             with self._writing:
-                if file in self._stable.extents:
+                if file in self._branch.extents:
                     outline = written.replace(file.path.with_suffix(".spilled"))
                     with self._changed:
                         replaced = file.replace_by_outline(outline, name)

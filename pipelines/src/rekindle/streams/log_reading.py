@@ -88,7 +88,7 @@ class Reading:
         if self._is_full(record.size):
             return False
         checksum = records.verify_checksum(view.content, record)
-        payload = view.data.slice(record.payload, record.length)
+        payload = view.data.slice(record.payload_start, record.length)
         self._add(record.watermark, record.digest, payload, checksum)
         self.left -= record.size
         return True

@@ -87,7 +87,7 @@ class Record(NamedTuple):
     previous: int  # bytes of the record before it
 
     @property
-    def payload(self) -> int:
+    def payload_start(self) -> int:
         """Offset of the payload."""
         return self.start + HEADER_BYTES
 
@@ -156,11 +156,11 @@ def decode_rows(payload: pa.Buffer) -> pa.Table:
 
 def watermark_changes(data: memoryview, record: Record) -> memoryview:
     """The payload of an empty record; nothing of another one."""
-    return data[record.payload :][: record.length if record.epochs > 1 else 0]
+    return data[record.payload_start :][: record.length if record.epochs > 1 else 0]
 
 
 def watermarks(payload: memoryview, record: Record, epoch: int) -> Iterator[int]:
-    """The watermarks of a record's epochs from one on; `payload`: its `watermark_changes`."""
+    """The watermarks of a record's epochs from `epoch` on; `payload`: its `watermark_changes`."""
     at = epoch - record.epoch
     change, size = WATERMARK_CHANGE, WATERMARK_CHANGE.size
     known = len(payload) // size
@@ -212,7 +212,7 @@ def checksum(payload: pa.Buffer) -> int:
 
 def verify_checksum(data: memoryview, record: Record) -> int:
     """The CRC-32 of the payload. Raises DamagedRecord if the record does not match its checksum."""
-    start, payload = record.start, record.payload
+    start, payload = record.start, record.payload_start
     found = zlib.crc32(data[payload : payload + record.length])
     if _CHECKSUM.unpack_from(data, start + _CHECKSUM_OFFSET)[0] != zlib.crc32(
         data[start : start + _CHECKSUM_OFFSET], found
@@ -265,8 +265,8 @@ def backward(data: memoryview) -> Iterator[Record]:
 
 
 def _last(data: memoryview) -> Record:
-    """The record that ends with the data: the last place that looks like a header, unless it is in
-    a payload, where its end is another."""
+    """The record that ends with the data, searched backward for its magic. A payload may contain
+    bytes that look like a header; their record has another end, or a wrong checksum."""
     at = len(data) if len(data) % ALIGN == 0 else 0
     while at > 0:
         begin = max(0, at - _SCAN_BYTES)
@@ -309,7 +309,7 @@ def outline(data: memoryview) -> bytes:
     """The records of a file without their rows. Raises DamagedRecord."""
     parts: list[memoryview] = []
     for record in forward(data):
-        parts.append(data[record.start : record.end if record.epochs > 1 else record.payload])
+        parts.append(data[record.start : record.end if record.epochs > 1 else record.payload_start])
     return b"".join(parts)
 
 

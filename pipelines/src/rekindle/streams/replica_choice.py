@@ -145,7 +145,7 @@ class ReplicaChoice:
 
     @property
     def failures(self) -> int:
-        """At least so many calls in a row have failed at each replica."""
+        """At each replica at least this number of calls in a row have failed."""
         return min((self._health_of(e).failures for e in self._endpoints), default=0)
 
     def all_truncated(self) -> bool:
@@ -153,7 +153,7 @@ class ReplicaChoice:
         return bool(self._endpoints) and all(self._health_of(e).truncated for e in self._endpoints)
 
     def timeouts_at(self, address: str) -> int:
-        """The timeouts that extend the deadline of the next call at a replica. None, if it has
+        """The timeouts that extend the deadline of the next call at a replica; 0 if it has
         responded in time without the epoch: then it is not slow because the epoch is large."""
         return 0 if address in self._responded_in_time else self.timeouts
 
@@ -200,7 +200,8 @@ class ReplicaChoice:
     def _epochs_received(self, address: str, epochs: Sequence[int], now: float) -> list[Effect]:
         new = tuple(e for e in epochs if e >= self.next_epoch)
         if new and new != tuple(range(self.next_epoch, self.next_epoch + len(new))):
-            self._record_failure(address, False, now)  # a gap: the replica violates the protocol
+            # A gap: the replica violates the protocol.
+            self._record_failure(address, truncated=False, now=now)
             return self._choose(now)
         self._responded(address)
         if new:
@@ -258,11 +259,11 @@ class ReplicaChoice:
     def _is_better(self, endpoint: Endpoint, current: Endpoint, now: float) -> bool:
         """Whether the output of another replica is STABLE and that of the current one is not; for a
         live reader also whether it is UP_FAILURE and that of the current one is STABILIZATION."""
-        states = self._state_of(endpoint, now), self._state_of(current, now)
-        if states[1] is ConsistencyState.STABLE:
+        state, current_state = self._state_of(endpoint, now), self._state_of(current, now)
+        if current_state is ConsistencyState.STABLE:
             return False
-        stable = states[0] is ConsistencyState.STABLE
-        return stable or (self._live and self._rank(states[0]) < self._rank(states[1]))
+        stable = state is ConsistencyState.STABLE
+        return stable or (self._live and self._rank(state) < self._rank(current_state))
 
     def _rank(self, state: ConsistencyState) -> int:
         return (_LIVE_PREFERENCE if self._live else _STABLE_PREFERENCE).index(state)

@@ -54,8 +54,8 @@ BATCH_BYTES = 128 << 10
 LARGE_BYTES = 4 << 20
 """Larger epochs are read and divided in a separate thread."""
 _CALL_SPLIT_FRACTION = 1 / 4
-"""A call ends after so large a part of the cache of splits, or one split, so that other calls that
-read the same epochs still find their splits in the cache."""
+"""A call ends when its splits fill this part of the cache of splits, or after one larger split, so
+that other calls that read the same epochs still find their splits in the cache."""
 ROUND_S = 0.25
 """The thread of shares works for each waiting call once within this time."""
 
@@ -171,7 +171,10 @@ class ResponseFrames:
             if call.begun:
                 yield []
             thread = self._large_thread
-            portion = await thread.run(partial(read, call.epoch, 0, 1, at_least_one=True))
+            max_bytes, max_epochs = 0, 1  # one epoch, whatever its size
+            portion = await thread.run(
+                partial(read, call.epoch, max_bytes, max_epochs, at_least_one=True)
+            )
         share = call.share
         if share is None or not portion or (payload := portion[0].payload) is None:
             if frames := call.take(portion):
@@ -248,7 +251,8 @@ def _portion(call: _Call, read: _Read) -> list[EncodedEpoch]:
     larger."""
     if call.share is None and (portion := read(call.epoch, min(PORTION_BYTES, call.bytes_left))):
         return portion
-    return read(call.epoch, LARGE_BYTES, 1)
+    max_epochs = 1
+    return read(call.epoch, LARGE_BYTES, max_epochs)
 
 
 def position_in(output: LiveOutput, request: ReadRequest) -> Position | None:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 MIN_RETAINED_FILES = 8
-"""If epochs are retained, files are so small that at least so many of them are kept, because only
-whole files are removed."""
+"""If epochs are retained, files are so small that at least this number of them is kept, because
+only whole files are removed."""
 MIN_FILE_BYTES = 64 << 10
 
 

@@ -87,7 +87,7 @@ def append_epoch(
         kind,
         branch,
         tail.next_epoch,
-        1,
+        1,  # epochs
         watermark,
         digest,
         tail.size,
@@ -97,11 +97,11 @@ def append_epoch(
     header = encode_header(record, zlib.crc32(payload))
     after = tail.with_record(record)
     if not payload.size:
-        growing = GrowingRecord(record, header, b"", 0)
+        growing = GrowingRecord(record, header, changes=b"", changes_checksum=0)
         return Appended(replace(after, growing=growing), ((record.start, header),), record)
     padding = bytes(-payload.size % ALIGN)
-    end = record.payload + payload.size
-    writes = ((record.start, header), (record.payload, payload), (end, padding))
+    end = record.payload_start + payload.size
+    writes = ((record.start, header), (record.payload_start, payload), (end, padding))
     return Appended(after, writes, record)
 
 
@@ -118,7 +118,7 @@ def _grown(
         if len(changes) >= MAX_WATERMARK_CHANGES_BYTES:
             return None
         change = WATERMARK_CHANGE.pack(old.watermark, old.epochs)
-        at = old.payload + len(changes)
+        at = old.payload_start + len(changes)
         # Beyond what the header in the file covers, so it may be lost until that is written.
         writes = ((at, change if len(changes) % ALIGN else change.ljust(ALIGN, b"\0")),)
         changes, changes_checksum = changes + change, zlib.crc32(change, changes_checksum)

@@ -273,7 +273,14 @@ def live_fields(kind: BatchKind, attempt: int, span: int) -> dict[str, Any]:
 
 
 def control_frame(kind: BatchKind, epoch: int, span: int) -> bytes:
-    return epoch_frame(epoch, 0, "", None, 0, live=live_fields(kind, 0, span))
+    return epoch_frame(
+        epoch,
+        watermark=0,
+        digest="",
+        payload=None,
+        checksum=0,
+        live=live_fields(kind, attempt=0, span=span),
+    )
 
 
 LAST_FRAME_HEADER = {"end": True}
@@ -313,8 +320,8 @@ class ResponseDecoder:
         self._identity = identity
         self._address = address
         self._check_size = check_size
-        self._prefix = bytearray()
-        self._header_bytes: tuple[int, int] | None = None  # length and checksum
+        self._incomplete = bytearray()  # of a prefix, or of a header
+        self._prefix: tuple[int, int] | None = None  # length and checksum of the next header
         self._header: dict[str, Any] | None = None
         self._payload: pa.Buffer | None = None
         self._into: memoryview | None = None
@@ -338,18 +345,19 @@ class ResponseDecoder:
                 view = self._read_header(view)
 
     def _read_header(self, view: memoryview) -> memoryview:
-        needed = _PREFIX.size if self._header_bytes is None else self._header_bytes[0]
-        taken = view[: needed - len(self._prefix)]
-        self._prefix += taken
-        if len(self._prefix) == needed:
-            content, self._prefix = bytes(self._prefix), bytearray()
-            if self._header_bytes is None:
-                length, _ = self._header_bytes = _PREFIX.unpack(content)
+        """Reads a prefix, or the header after it."""
+        needed = _PREFIX.size if self._prefix is None else self._prefix[0]
+        taken = view[: needed - len(self._incomplete)]
+        self._incomplete += taken
+        if len(self._incomplete) == needed:
+            content, self._incomplete = bytes(self._incomplete), bytearray()
+            if self._prefix is None:
+                length, _ = self._prefix = _PREFIX.unpack(content)
                 if not 0 < length <= MAX_HEADER_BYTES:
                     raise self._wrong(f"a header of {length} bytes")
             else:
-                _, checksum = self._header_bytes
-                self._header_bytes = None
+                _, checksum = self._prefix
+                self._prefix = None
                 self._begin(content, checksum)
         return view[len(taken) :]
 

@@ -29,7 +29,9 @@ def hierarchies(mounts: str) -> list[Hierarchy]:
         if kind == "cgroup2":
             found.append(Hierarchy(Path(point), is_v2=True))
         elif kind == "cgroup":
-            found.append(Hierarchy(Path(point), False, "cpuset" in options.split(",")))
+            found.append(
+                Hierarchy(Path(point), is_v2=False, is_cpuset="cpuset" in options.split(","))
+            )
     return found
 
 
@@ -102,6 +104,7 @@ def _remove_directory(path: Path) -> bool:
 
 
 def _fill_cpuset(parent: Path, path: Path) -> None:
+    """A new cpuset of v1 is empty: no process can join it before it has processors and memory."""
     for file in ("cpuset.cpus", "cpuset.mems"):
         if not (path / file).read_text().strip():
             (path / file).write_text((parent / file).read_text())

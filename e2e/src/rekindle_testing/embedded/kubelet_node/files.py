@@ -215,7 +215,8 @@ def kubelet_command(
 def reserved(
     machine_cpu_m: int, machine_memory_bytes: int, cpu_m: int | None, memory_bytes: int | None
 ) -> dict[str, str]:
-    """What to keep from pods so that this much is allocatable; None is all of the machine."""
+    """What to keep from pods so that this much is allocatable; None is all of the machine.
+    `cpu_m`: milli-CPU."""
     kept = {}
     if cpu_m is not None and cpu_m < machine_cpu_m:
         kept["cpu"] = f"{machine_cpu_m - cpu_m}m"

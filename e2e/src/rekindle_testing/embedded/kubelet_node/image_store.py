@@ -61,8 +61,8 @@ class ImageStoreTemplate:
 def acquire_template(
     archives: Sequence[Path], pause: Path, data: Path, on_progress: OnProgress = no_progress
 ) -> ImageStoreTemplate:
-    """A template with the images of the archives and that of every pod's sandbox, for a node with
-    the directory `data`; made if the cache has none."""
+    """A template with the images of the archives and that of every pod's sandbox, whose program is
+    `pause`, for a node with the directory `data`; made if the cache has none."""
     directory = cache_root(os.environ) / "image-templates"
     snapshotter = _snapshotter(directory, data)
     sandbox = pause_archive(pause)

@@ -119,7 +119,14 @@ class Attempt:
             if self._found_ended_at is None:
                 self._found_ended_at = time.time()
             at_s = self._found_ended_at
-            return Exit(137, 0, "ContainerStatusUnknown", message, self.started_at, at_s)
+            return Exit(
+                exit_code=137,
+                signal=0,
+                reason="ContainerStatusUnknown",
+                message=message,
+                started_at=self.started_at,
+                finished_at=at_s,
+            )
         if end["start_error"]:
             reason, message = "StartError", end["start_error"]
         else:

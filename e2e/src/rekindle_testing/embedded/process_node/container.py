@@ -214,7 +214,7 @@ class Container:
         spec = self._probe_states[kind].spec
         await _wait_forked(attempt)
         if kind is not ProbeKind.STARTUP:
-            while not is_started(True, self._probe_states.get(ProbeKind.STARTUP)):
+            while not is_started(running=True, startup=self._probe_states.get(ProbeKind.STARTUP)):
                 await asyncio.sleep(0.1)
         await asyncio.sleep(max(0.0, attempt.started_at + spec.initial_delay_s - time.time()))
         while not (kind is ProbeKind.STARTUP and self._probe_states[kind].passed):

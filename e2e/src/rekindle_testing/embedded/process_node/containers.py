@@ -106,8 +106,8 @@ def _mounts(
 ) -> list[Json]:
     message = container.get("terminationMessagePath") or "/dev/termination-log"
     mounts = [
-        _mount(context.hosts_file, "/etc/hosts", False),
-        _mount(directory / "termination-log", message, False),
+        _mount(context.hosts_file, "/etc/hosts", read_only=False),
+        _mount(directory / "termination-log", message, read_only=False),
     ]
     kinds = {v["name"]: next(k for k in v if k != "name") for v in _volumes(context.pod)}
     for mount in container.get("volumeMounts") or []:

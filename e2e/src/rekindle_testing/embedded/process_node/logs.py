@@ -68,7 +68,7 @@ def render(line: bytes, query: LogQuery) -> bytes | None:
     tag, _, text = rest.partition(b" ")
     if query.since is not None and _seconds(stamp.decode()) < query.since:
         return None
-    end = b"" if tag == b"P" else b"\n"
+    end = b"" if tag == b"P" else b"\n"  # P: a part of a line
     return (stamp + b" " if query.timestamps else b"") + text + end
 
 

@@ -72,7 +72,7 @@ class PodWorker:
         self.directory = directory
         self.pod_ip = pod_ip
         self.removed = False
-        self.failure: tuple[str, str] | None = None
+        self.failure: tuple[str, str] | None = None  # reason and message
         self._worker_context = worker_context
         self._wake = asyncio.Event()
         self._deleted_at: float | None = None
@@ -89,8 +89,8 @@ class PodWorker:
             lambda problem: self.fail("Evicted", problem),
         )
         spec = pod["spec"]
-        self.init = [self._container(c, True) for c in spec.get("initContainers") or []]
-        self.main = [self._container(c, False) for c in spec["containers"]]
+        self.init = [self._container(c, is_init=True) for c in spec.get("initContainers") or []]
+        self.main = [self._container(c, is_init=False) for c in spec["containers"]]
         self.downward_values = DownwardValues(
             pod_ip, worker_context.settings.address, worker_context.settings.capacity
         )

@@ -105,6 +105,7 @@ def enter_command(pid: int) -> list[str]:
 
 
 def named_port(container: Json, port: int | str) -> int:
+    """The number of a port that a probe gives by its number or its name."""
     if isinstance(port, int) or port.isdigit():
         return int(port)
     for known in container.get("ports") or []:

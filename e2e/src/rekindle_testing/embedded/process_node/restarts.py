@@ -41,7 +41,8 @@ class ConsecutiveExits:
         """How long after the last exit the next attempt may begin."""
         if self.count <= 1:
             return 0.0
-        return min(policy.base_s * 2.0 ** min(self.count - 2, 30), policy.max_s)
+        doublings = min(self.count - 2, 30)  # a float overflows after some 1000
+        return min(policy.base_s * 2.0**doublings, policy.max_s)
 
 
 def should_restart(restart_policy: str, ended: Exit) -> bool:

@@ -59,7 +59,7 @@ def _overlay(spec: Spec) -> tuple[str, list[str]]:
         target = root if mount_point == "/" else root + mount_point
         data = f"lowerdir={mount_point},upperdir={upper},workdir={work}"
         try:
-            syscalls.mount("overlay", target, "overlay", 0, data)
+            syscalls.mount("overlay", target, "overlay", data=data)
         except OSError as error:
             if mount_point == "/":
                 return "", [f"no overlay, the container writes to the machine's files: {error}"]
@@ -77,6 +77,7 @@ def storage_below_root(mountinfo: str, data_directory: str) -> list[str]:
         read_only = "ro" in before.split()[5].split(",")
         hidden = any(f"{mount_point}/".startswith(f"{folder}/") for folder in without_overlay)
         skipped = read_only or hidden or mount_point == "/"
+        # The options of an overlay cannot name a path with a comma or a colon.
         if kind in _STORAGE and not skipped and "," not in mount_point and ":" not in mount_point:
             mount_points.append(mount_point)
     return sorted(set(mount_points))
@@ -85,7 +86,7 @@ def storage_below_root(mountinfo: str, data_directory: str) -> list[str]:
 def make_devices(directory: str) -> None:
     syscalls.mount("tmpfs", directory, "tmpfs", syscalls.MS_NOSUID, "mode=755")
     for name in _DEVICES:
-        _bind(f"/dev/{name}", f"{directory}/{name}", False)
+        _bind(f"/dev/{name}", f"{directory}/{name}", read_only=False)
     for name in ("shm", "pts"):
         Path(directory, name).mkdir()
     syscalls.mount("tmpfs", f"{directory}/shm", "tmpfs", syscalls.MS_NOSUID, "mode=1777")

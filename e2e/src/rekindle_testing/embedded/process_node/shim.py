@@ -24,6 +24,7 @@ from rekindle_testing.embedded.process_node import rootfs, syscalls
 _MAX_LINE_BYTES = 16 * 1024
 # Time for the last output of the container's descendants after its end.
 _DRAIN_S = 1.0
+_POLL_MS = 50
 _MAX_MESSAGE_BYTES = 4096
 
 
@@ -150,7 +151,7 @@ def _copy(pipes: dict[int, str], log: Log, child: int) -> None:
     deadline: float | None = None
     pipes = dict(pipes)
     while pipes:
-        ready = poll.poll(None if deadline is None else 50)
+        ready = poll.poll(None if deadline is None else _POLL_MS)
         if deadline is not None and (not ready or time.monotonic() > deadline):
             break
         for descriptor, _ in ready:

@@ -82,6 +82,8 @@ def _instruction(
 
 def _attach(cgroup: int, attach_type: int, program: bytes) -> None:
     code, license_name = ctypes.create_string_buffer(program), ctypes.create_string_buffer(b"GPL")
+    # union bpf_attr: type, instructions (count, address), license; no log (three fields), any
+    # kernel version, no flags; name, no network interface, expected attach type.
     load = struct.pack(
         "<IIQQIIQII16sII",
         *(_CGROUP_SOCK_ADDR, len(program) // 8),

@@ -22,13 +22,15 @@ class _Anything:
 
 
 _ANY = _Anything()
+# A field with one of these values is as good as absent, so a rule supports them by default.
 _EMPTY: tuple[object, ...] = (False, 0, "", [], {})
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """`supported` values have the effect that Kubernetes documents; `ignorable` ones are
-    ignored, with a warning; all others are refused."""
+    ignored, with a warning; all others are refused. If both are empty, any value is refused, also
+    an empty one."""
 
     supported: Container[object] = _EMPTY
     ignorable: Container[object] = ()

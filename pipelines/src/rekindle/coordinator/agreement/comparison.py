@@ -32,7 +32,7 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
-_MAX_EPOCHS = 64
+_MAX_EPOCHS = 64  # the newest ones, whose digests are kept for each computation
 RECOMPUTATION_TIMEOUT_S = 60.0
 """Time for a third computation to reach the epoch, after which another replica starts one."""
 
@@ -80,9 +80,10 @@ class DigestComparison:
         self._committed: dict[Partition, tuple[int, EpochDigests]] = {}
         self._diverged: dict[Slot, Divergence] = {}
         self._disputes: dict[Partition, Dispute] = {}
-        self._restarts: dict[Slot, Computation] = {}
-        self._requested_at: dict[Partition, float] = {}
+        self._restarts: dict[Slot, Computation] = {}  # boots that have to compute again
+        self._requested_at: dict[Partition, float] = {}  # when it was last to be computed again
         self._untrusted: list[UntrustedOutput] = []
+        # Boots whose contradiction, or inherited containment, has been processed.
         self._contradicted: dict[Slot, Computation] = {}
         self._inherited: dict[Slot, Computation] = {}
         self._replicas: Mapping[Partition, int] | None = None  # as configured; None: unknown
@@ -350,14 +351,14 @@ class DigestComparison:
             if epoch in record.digests and slot not in self._diverged
         ]
         groups = _equal_results(results)
-        witnesses = [self._witnesses(partition, group) for group in groups]
+        counts = [self._witness_count(partition, group) for group in groups]
         if len(groups) < 2:
             self._record_agreement(partition, epoch, results)
             return
         after = min(self.witnessed(partition), epoch - 1)
         self._untrusted.append(UntrustedOutput(partition, after))
-        sizes = sorted(witnesses)
-        correct = groups[witnesses.index(sizes[-1])] if sizes[-1] > max(1, sizes[-2]) else []
+        ordered = sorted(counts)
+        correct = groups[counts.index(ordered[-1])] if ordered[-1] > max(1, ordered[-2]) else []
         copies = self._discard_copies(partition, correct)
         originals = [(c, digests) for c, digests in results if c not in copies]
         if correct:
@@ -377,7 +378,7 @@ class DigestComparison:
             c: [other for other, found in results if other != c and _agree(digests, found)]
             for c, digests in results
         }
-        is_witnessed = any(agreeing.values()) and self._witnesses(partition, results) > 1
+        is_witnessed = any(agreeing.values()) and self._witness_count(partition, results) > 1
         if is_witnessed:
             self._witnessed[partition] = max(epoch, self.witnessed(partition))
         for computation, others in agreeing.items():
@@ -387,7 +388,7 @@ class DigestComparison:
             if others and is_witnessed:
                 record.witnessed = max(epoch, record.witnessed)
 
-    def _witnesses(self, partition: Partition, group: Sequence[Result]) -> int:
+    def _witness_count(self, partition: Partition, group: Sequence[Result]) -> int:
         """How many of these equal results were computed independently: copies are not counted, but
         a group counts as one at least."""
         copies = sum(self._is_copy(partition, c) for c, _ in group)

@@ -169,11 +169,11 @@ class Containment:
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
-        """The entries of a task that may be committed. None, if the replica is untrusted. Otherwise
-        those at epochs whose result two replicas have computed, or on which all other Live replicas
-        agree with it, including copies, except replicas that are far behind. (It is not enough that
-        a donor and its copy agree: a third replica, a few epochs behind, may show that both are
-        wrong.)"""
+        """The entries of a task that may be committed: no entry if the replica is untrusted;
+        otherwise those at epochs whose result two replicas have computed, or on which all other
+        Live replicas agree with it, including copies, except replicas that are far behind. (It is
+        not enough that a donor and its copy agree: a third replica, a few epochs behind, may show
+        that both are wrong.)"""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)

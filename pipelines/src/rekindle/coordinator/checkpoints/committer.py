@@ -63,7 +63,7 @@ _NO_MANIFEST = (
 @dataclass(frozen=True, slots=True)
 class CommitInputs:
     """Inputs of a proposal. `running`: partitions that a checkpoint waits for; `started`: tasks
-    that were given a restore point."""
+    that were given a restore point; `head_epoch`: the newest epoch that any task knows."""
 
     generation: Generation
     graph: Graph
@@ -408,7 +408,7 @@ class Committer:
         if advanced or self._last_progress_at is None or self._progressed(manifest):
             self._last_progress_at = now
         if self.newest is not None and manifest.generation != self.newest.generation:
-            self._saved = {}  # sinks of another generation have other epochs
+            self._saved = {}  # the sinks of a new generation may lack epochs of these entries
         self.newest = manifest
         for partition, known in self._saved.items():
             committed_epoch = self._newest_committed(partition)

@@ -96,6 +96,7 @@ def keep_entries(
         wanted |= {_at_or_before(refs, e) for e in progress.restoring.get(partition, ())}
         for consumer in graph.consumers[partition]:
             epochs = {ref.epoch for ref in kept[consumer.key]}
+            # What a position at or beyond the newest entry needs is kept for that entry.
             epochs |= {p for p in progress.positions.get(consumer, ()) if p < max(epochs)}
             wanted |= {_at_or_before(refs, e) for e in epochs}
             if consumer in progress.unknown:

@@ -143,6 +143,7 @@ class Coordinator:
         self._fenced = any(isinstance(effect, StepDown) for effect in effects)
         if self._fenced:
             return effects
+        # Not after each poll, of which there may be thousands between two ticks.
         if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
             inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
             effects += self.committer.step(inputs, now)
@@ -243,6 +244,7 @@ class Coordinator:
             self._heads.advanced(partition_of(event.slot), response.head_epoch, now)
         self._compare(event.slot, response)
         effects = self._assign_restore(task)
+        # The partner gets both in its next poll.
         if before is not None and (before.asks, before.answer) != (response.asks, response.answer):
             effects = [*effects, *(PollNow(slot) for slot in self._partner_slots(event.slot))]
         return effects
@@ -396,6 +398,7 @@ class Coordinator:
         return self._generation.topology.spec.checkpoint.retain if self._generation else 3
 
     def _completed(self, effect: Effect, now: float) -> Effect:
+        """An effect of the committer with what the committer does not know."""
         match effect:
             case WriteManifest(manifest=manifest):
                 time = rfc3339(self._wall_s + now)

@@ -44,7 +44,8 @@ _IN_SESSION = (
 @dataclass(frozen=True, slots=True)
 class ReplicasObserved:
     """All replicas that may be running. Not before all that were ready have responded, or the
-    coordinator no longer waits for them. `wanted`: replicas of each segment."""
+    coordinator no longer waits for them. `wanted`: how many replicas each segment
+    should have."""
 
     views: ReplicaViews
     wanted: Mapping[str, int] = field(default_factory=dict)
@@ -162,8 +163,9 @@ class MovementCore:
         for view in self._views:
             if view.boot is not None and view.is_newcomer and self._views.is_current(view):
                 attempts = self._failed_attempts.get(view.slot, 0)
-                none = SessionVersion(self._fence, 0)
-                new = Movement(view.replica, view.boot, now, none, attempts=attempts)
+                # Above the versions of all sessions of earlier coordinators.
+                earlier = SessionVersion(self._fence, 0)
+                new = Movement(view.replica, view.boot, now, abandoned=earlier, attempts=attempts)
                 self._movements.setdefault(view.replica, new)
         for movement, view in self._with_views():
             self._update_movement(movement, view, now)

@@ -26,7 +26,7 @@ from rekindle.coordinator.shell.watching import EventHandler
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
-_REFUSED = (409, 422)
+_REFUSED = (409, 422)  # another topology of this name; a fence that is lower
 
 
 async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
@@ -159,7 +159,7 @@ class LeaseKeeper:
         self._may_poll = may_poll
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._path = f"{self._collection}/{settings.topology}-coordinator"
-        self._held: dict[str, Any] | None = None
+        self._lease: dict[str, Any] | None = None  # as last read or written, whoever holds it
 
     async def run(self) -> None:
         until = time.monotonic() + self._settings.lease_wait_s
@@ -171,7 +171,7 @@ class LeaseKeeper:
                 async with asyncio.timeout(self._settings.lease_timeout_s):
                     await self._renew()
             except RETRIABLE_ERRORS as error:
-                self._held = None
+                self._lease = None
                 _log.warning("lease: %r", error)
             # A failed call must not delay the next renewal.
             elapsed_s = time.monotonic() - began
@@ -193,22 +193,22 @@ class LeaseKeeper:
             now,
             self._valid_report_number(),
         )
-        if self._held is None:
-            self._held = await self._find()
-        if self._held is None:
-            self._held = await self._api.create(self._collection, wanted)
+        if self._lease is None:
+            self._lease = await self._find()
+        if self._lease is None:
+            self._lease = await self._api.create(self._collection, wanted)
             return
-        if holder(self._held) > settings.incarnation:
-            self._feed(FenceRaised(f"the Lease is held by coordinator {holder(self._held)}"))
+        if holder(self._lease) > settings.incarnation:
+            self._feed(FenceRaised(f"the Lease is held by coordinator {holder(self._lease)}"))
             return
         spec = dict(wanted["spec"])
-        if holder(self._held) == settings.incarnation:
-            spec["acquireTime"] = self._held["spec"].get("acquireTime", now)
-        kept = self._held["metadata"].get("annotations") or {}
+        if holder(self._lease) == settings.incarnation:
+            spec["acquireTime"] = self._lease["spec"].get("acquireTime", now)
+        kept = self._lease["metadata"].get("annotations") or {}
         annotations = {**kept, **wanted["metadata"]["annotations"]}
-        meta = {**self._held["metadata"], "annotations": annotations}
-        self._held = await self._api.replace(
-            self._path, {**self._held, "metadata": meta, "spec": spec}
+        meta = {**self._lease["metadata"], "annotations": annotations}
+        self._lease = await self._api.replace(
+            self._path, {**self._lease, "metadata": meta, "spec": spec}
         )
 
     async def _find(self) -> dict[str, Any] | None:

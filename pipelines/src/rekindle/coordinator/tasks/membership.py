@@ -67,6 +67,7 @@ class Task:
     silence_s: float = 0.0
     refusal: str | None = None  # why it and this coordinator cannot work together
     failed_to_start: bool = False
+    # Seconds between its responses.
     gaps: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
     slot: Slot = field(init=False)
     partition: Partition = field(init=False)
@@ -302,7 +303,7 @@ def _position(task: Task, response: PollResponse) -> int | None:
         start = task.assigned.epoch if task.assigned else None
     if start is None and response.phase in (TaskPhase.WAITING, TaskPhase.FAILED):
         return task.position
-    candidates = [-1 if start is None else start, *(c.epoch for c in response.checkpoints)]
+    candidates = [NO_EPOCH if start is None else start, *(c.epoch for c in response.checkpoints)]
     if task.first_stable is not None and response.stable_epoch > task.first_stable:
         candidates.append(response.stable_epoch)
     if task.position is not None:

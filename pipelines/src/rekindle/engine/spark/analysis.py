@@ -81,34 +81,36 @@ class Analyzer:
     def window(self, window: WindowNode) -> WindowAnalysis:
         name = window.node.name
         if name not in self._windows:
-            self._windows[name] = self._shape(window)
+            self._windows[name] = self._analyze_window(window)
         return self._windows[name]
 
-    def _shape(self, window: WindowNode) -> WindowAnalysis:
+    def _analyze_window(self, window: WindowNode) -> WindowAnalysis:
         inputs = window.node.inputs
         input_schema = self.schema(inputs[0])
         self._check_sums(window, input_schema)
         floats = frozenset(
             k for k in window.keys if pa.types.is_floating(_type(input_schema, k, window))
         )
-        window, partial, wide_sums = self._partials(window, floats)
+        window, partials_schema, wide_sums = self._partials(window, floats)
         key_types = tuple(_type(input_schema, k, window) for k in window.keys)
         partials = tuple(
-            (p.name, partial.field(p.name).type, p.merge) for p in window.decomposition.partials
+            (p.name, partials_schema.field(p.name).type, p.merge)
+            for p in window.decomposition.partials
         )
         for data_type in key_types + tuple(t for _, t, _ in partials):
             if pa.types.is_nested(data_type):
                 name = window.node.name
                 message = f"operator {name}: {data_type} can be neither a key nor an aggregate"
                 raise OperatorRefused(message, name)
-        assert partial.get_field_index(ROW_COUNT) >= 0
+        assert partials_schema.get_field_index(ROW_COUNT) >= 0
         shape = WindowShape(window.windows, key_types, partials, wide_sums)
         return WindowAnalysis(window, shape, floats)
 
     def _partials(
         self, window: WindowNode, floats: frozenset[str]
     ) -> tuple[WindowNode, pa.Schema, tuple[tuple[str, int], ...]]:
-        """The types of the partials; sums of wide decimals are divided into two."""
+        """The window with sums of wide decimals divided into two; the schema of its partials; and
+        name and scale of each sum that was divided."""
         inputs, name = window.node.inputs, window.node.name
         found = self._analyze(Step(begin=None, sql_nodes=(), end=window), inputs, name, floats)
         partials = window.decomposition.partials

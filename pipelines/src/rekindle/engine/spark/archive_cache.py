@@ -63,7 +63,7 @@ def ensure_archive(directory: Path) -> Path:
             capture_output=True,
             text=True,
             check=False,
-            pass_fds=(lock,),  # held until both have ended
+            pass_fds=(lock,),  # so the lock is held until this process and that one have ended
             preexec_fn=ending_with_parent(),
         )
         if done.returncode:
@@ -106,12 +106,13 @@ def _locked(path: Path, flags: int = 0) -> Iterator[int]:
         with path.open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | flags)
             if not _is_open(path, lock.fileno()):
-                continue  # who held it before has removed the file
+                continue  # the process that held the lock before has removed the file
             yield lock.fileno()
             return
 
 
 def _is_open(path: Path, descriptor: int) -> bool:
+    """Whether the path still names the file that is open as `descriptor`."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

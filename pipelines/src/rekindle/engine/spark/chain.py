@@ -77,8 +77,10 @@ class _CallHistory:
     """What earlier calls have found out."""
 
     hash_bytes: dict[str, int] = field(default_factory=dict)
-    """By window operator: the largest input for which its hash map was never full."""
+    """By `Step.operators` of a step that ends in a window: the largest input for which the hash map
+    was never full."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
+    """By window operator."""
 
 
 class SparkChain:

@@ -50,7 +50,7 @@ class ArrowTransfer:
         self._read = _jvm(session).PythonSQLUtils.readArrowStreamFromFile
 
     def batches(self, table: pa.Table) -> JavaObject:
-        """An iterator of at least one batch."""
+        """An iterator, in the JVM, of at least one batch."""
         batches = table.to_batches(max_chunksize=BATCH_ROWS)
         return self._sent(table.schema, batches or [_no_rows(table.schema)])
 
@@ -120,8 +120,8 @@ class Planner:
 
     @cached_property
     def _needs_other_transfer(self) -> bool:
-        """Whether the user's settings require what `ArrowTransfer` cannot do: large types, or
-        encrypted files."""
+        """Whether the user's settings require what `ArrowTransfer` cannot do: Arrow's large types
+        (offsets of 64 bits), or encrypted files."""
         large = self._session.conf.get("spark.sql.execution.arrow.useLargeVarTypes")
         return large == "true" or self._session.sparkContext._encryption_enabled
 

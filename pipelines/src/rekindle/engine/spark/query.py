@@ -73,7 +73,7 @@ class SqlRunner:
             # Py4J's objects are reference cycles: until Python collects them, which may take a
             # dozen epochs, the JVM keeps the rows. The objects are recent, so a collection of the
             # young generation is enough.
-            gc.collect(1)
+            gc.collect(generation=1)
 
     def _run_planned(
         self, planned: PlannedQuery, views: Mapping[str, pa.Table], in_order: bool
@@ -84,6 +84,7 @@ class SqlRunner:
         return planned.hash_aggregation.result_if_in_order(run) if in_order else run()
 
     def _run_once(self, sql: str, views: Mapping[str, pa.Table], in_order: bool) -> pa.Table | None:
+        """As `_run_planned`, for a query whose plan must not be run twice: Spark plans it again."""
         try:
             frame = self._frame(sql, views)
             if not in_order:
@@ -101,13 +102,15 @@ class SqlRunner:
 
     def _planned_for(self, sql: str, views: Mapping[str, pa.Table]) -> PlannedQuery | None:
         rows = max((table.num_rows for table in views.values()), default=0)
-        tasks = min(self.cores, max(1, -(-rows // BATCH_ROWS)))
-        return self._plan(sql, {name: table.schema for name, table in views.items()}, tasks)
+        spark_tasks = min(self.cores, max(1, -(-rows // BATCH_ROWS)))
+        return self._plan(sql, {name: table.schema for name, table in views.items()}, spark_tasks)
 
-    def _plan(self, sql: str, views: Mapping[str, pa.Schema], tasks: int) -> PlannedQuery | None:
-        key = (sql, tasks, *views.items())
+    def _plan(
+        self, sql: str, views: Mapping[str, pa.Schema], spark_tasks: int
+    ) -> PlannedQuery | None:
+        key = (sql, spark_tasks, *views.items())
         if key not in self._planned:
-            self._planned[key] = self._planner.plan(sql, views, tasks)
+            self._planned[key] = self._planner.plan(sql, views, partitions=spark_tasks)
         return self._planned[key]
 
     def analyze(
@@ -141,7 +144,8 @@ def _failures(what: str) -> Iterator[None]:
 
 
 def _classify(error: Exception, what: str) -> Exception:
-    """Converts a failure to an error of the local disk, the JVM, memory, or the operator."""
+    """Converts a failure to DiskFull, EngineUnavailable (the JVM has exited), OutOfMemory, or
+    OperatorFailed."""
     if isinstance(error, OSError) and error.errno in _NO_SPACE:
         return DiskFull(f"{what}: {_DISK_FULL_MESSAGE}: {error}")
     lines = _lines(error)

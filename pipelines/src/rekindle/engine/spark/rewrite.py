@@ -15,6 +15,7 @@ from sqlglot.tokenizer_core import Token, TokenType
 
 from rekindle.topology.sql.tokens import tokenize
 
+# A `*` after one of these means columns; after any other token it is a product.
 _BEFORE_STAR = {TokenType.SELECT, TokenType.COMMA, TokenType.L_PAREN, TokenType.DOT, TokenType.ALL}
 _NAMES = (TokenType.VAR, TokenType.IDENTIFIER)
 
@@ -97,8 +98,8 @@ def _is_star(tokens: Sequence[Token], at: int, input_name: str) -> bool:
     if before not in _BEFORE_STAR:
         return False
     if before is TokenType.DOT:
-        whole = at < 3 or tokens[at - 3].token_type is not TokenType.DOT
-        return whole and tokens[at - 2].text.lower() == input_name
+        has_one_part = at < 3 or tokens[at - 3].token_type is not TokenType.DOT  # x.*, not x.y.*
+        return has_one_part and tokens[at - 2].text.lower() == input_name
     return True
 
 

@@ -30,7 +30,9 @@ from rekindle.topology.windows.registry import windows_of
 ORDER = "__r"
 """Column of a row's position in the input's order."""
 TIME_OFFSET = "__time_offset"
-"""Column of the microseconds to subtract from event time, if inputs differ in them."""
+"""Column of the microseconds to subtract from event time, if inputs differ in them: 1 where event
+time is the end of a window, which is exclusive, so that the row is in the panes of that window and
+not in the next ones; 0 elsewhere."""
 _SELECT = re.compile(r"\bselect\b", re.IGNORECASE)
 
 

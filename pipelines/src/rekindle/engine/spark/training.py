@@ -58,8 +58,9 @@ queries:
 
 
 def make_archive(archive: Path) -> None:
-    """Run the training topology in a separate JVM, and write the archive and its key. No other
-    process may make the same one meanwhile."""
+    """Run the training topology in a separate JVM, and write the archive and its key, which
+    identifies the JVM, flags and jars that it is for (`engine.spark.cds`). No other process may
+    make the same archive meanwhile."""
     archive = archive.resolve()
     cds.key_file(archive).unlink(missing_ok=True)  # of an older one, which does not match any more
     directory = cds.training_directory(archive)

@@ -41,9 +41,10 @@ class ObjectFacts:
 def encode(
     state: OperatorState, place: Callable[[Run], Place], objects: Sequence[ObjectFacts]
 ) -> dict[str, Any]:
-    """Pages and deltas are lists of equal length, with one value for each page or delta, because
-    that is shorter in JSON. `first` and `last`: the first and last live pane of a run, by their
-    index in `panes`; `floor`: `first_live_pane_us`. For the other fields see `OperatorState`."""
+    """Pages and deltas are columns: lists of equal length, with one value for each page or delta,
+    because that is shorter in JSON. `first` and `last`: the first and last live pane of a run, by
+    their index in `panes`; `floor`: `first_live_pane_us`. For the other fields see
+    `OperatorState`."""
     return {
         "pages": {
             "pane": [page.pane for page in state.pages],

@@ -240,7 +240,7 @@ def _numbers_of_ranges(firsts: Int64s, lengths: Int64s) -> Int64s:
 
 class _TreeNodes:
     """Computes tree nodes, and keeps those above level 0: new nodes in memory, and in files once
-    they exceed a portion."""
+    they exceed a portion. In their runs `__w` is the number of the node, not a pane's start."""
 
     def __init__(
         self, shape: RunShape, state: OperatorState, pane_us: int, files: RunFiles | None

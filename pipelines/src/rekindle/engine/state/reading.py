@@ -1,5 +1,7 @@
 """Reads the state of an operator: the fold of its base and its deltas. Pure.
 
+A position in the order of runs is (start of a pane, bucket).
+
 Design: docs/decisions/0044-window-state.md.
 """
 
@@ -20,6 +22,8 @@ from rekindle.engine.state.operator import (
 from rekindle.engine.state.remote import fetch_first
 from rekindle.engine.state.runs import (
     BUCKETS,
+    HASH,
+    PANE,
     Run,
     RunShape,
     bucket_of,
@@ -57,7 +61,7 @@ def portions(
     first = max(first, state.first_live_pane_us)
     if first >= end or not len(state.panes):
         return
-    low, high = page_at(state, first, 0), page_at(state, end, 0)
+    low, high = page_at(state, first, bucket=0), page_at(state, end, bucket=0)
     fetch_first(_unavailable(state, (low, high + 1), first, end))
     for at in range(low, high + 1, READ_PAGES):
         part = (at, min(at + READ_PAGES, high + 1))
@@ -99,12 +103,12 @@ def _read_pages(
             continue
         rows = between(delta.run, begin, until)
         if rows.num_rows and delta.seq <= through.max():
-            panes = int64s(rows.column(0))
-            at = pages_of(state, panes, bucket_of(uint64s(rows.column(1))))
+            panes = int64s(rows.column(PANE))
+            at = pages_of(state, panes, bucket_of(uint64s(rows.column(HASH))))
             rows = rows.filter(pa.array(state.through[at] < delta.seq))
         tables.append(rows)
     if buckets != ALL_BUCKETS:
-        tables = [part for rows in tables for part in _in_buckets(rows, buckets)]
+        tables = [rows for table in tables for rows in _in_buckets(table, buckets)]
     return fold(shape, tables)
 
 

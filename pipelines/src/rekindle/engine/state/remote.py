@@ -121,5 +121,6 @@ class RemoteRun(Run):
 def fetch_first(runs: Iterable[Run]) -> None:
     """Fetch these runs first, in this order: they will be read."""
     fetchers = (run.fetcher for run in runs if isinstance(run, RemoteRun))
-    for fetcher in reversed(dict.fromkeys(fetcher for fetcher in fetchers if fetcher is not None)):
+    distinct = dict.fromkeys(fetcher for fetcher in fetchers if fetcher is not None)
+    for fetcher in reversed(distinct):  # each call puts its runs before all others
         fetcher.fetch_first()

@@ -216,7 +216,8 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def _groups(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """The stable order of rows by (pane, hash, key), and which of them begin a group."""
+    """The stable order of rows by (pane, hash, key), and which of them, in this order, begin a
+    group. Keys are only compared where hashes are equal."""
     panes, hashes = int64s(rows.column(PANE)), uint64s(rows.column(HASH))
     if panes[0] == panes[-1] and (panes == panes[0]).all():
         order = np.argsort(hashes, kind="stable")
@@ -232,7 +233,7 @@ def _groups(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
 
 
 def _groups_by_keys(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
-    """As `_groups`, but also compares keys, since different keys have equal hashes."""
+    """As `_groups`, for rows in which different keys have equal hashes: sorts by keys, too."""
     columns = {PANE: rows.column(PANE), HASH: rows.column(HASH)}
     for name in _keys(rows):
         columns[name] = _comparable(_array(rows.column(name)))

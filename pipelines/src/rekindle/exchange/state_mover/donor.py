@@ -81,7 +81,7 @@ class SnapshotPinned:
 
 @dataclass(frozen=True, slots=True)
 class PinProgressed:
-    """So many runs of the state have been read for its digest."""
+    """`runs` runs of the state have been read so far, for its digest."""
 
     session: Session
     runs: int

@@ -98,7 +98,8 @@ class FailureReason(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Progress:
     """A newcomer's session, in its poll response. `epoch`: of the state that is moved; None before
-    the offer. `prepared`: runs that the donor has read for its offer."""
+    the offer. `stored`: number of chunks that the newcomer has stored, of `chunks`. `prepared`:
+    number of runs that the donor has read for its offer."""
 
     session: Session
     donor: Replica

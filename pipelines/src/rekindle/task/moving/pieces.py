@@ -215,7 +215,7 @@ class Installation:
                 records.verify_checksum(view, record)
                 if record.epoch != epoch or record.epochs != 1:
                     raise NotMovable(f"epoch {record.epoch} arrived in place of {epoch}")
-                payload = self._data.slice(record.payload, record.length)
+                payload = self._data.slice(record.payload_start, record.length)
                 rows = records.decode_rows(payload) if record.length else no_rows
             except (DamagedRecord, pa.ArrowException, OSError) as error:
                 raise NotMovable(f"epoch {epoch} cannot be read: {error}") from error
