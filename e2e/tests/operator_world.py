@@ -27,7 +27,6 @@ from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.waiting import wait_for
 
 START_S = 60.0  # start of the process on a busy machine
-_POLL_S = 0.1
 _UPDATE_INTERVAL_S = 0.25
 _HEARTBEAT_S = 1.0
 
@@ -88,7 +87,7 @@ class World:
         self.core = client.CoreV1Api(api)
         self.custom = client.CustomObjectsApi(api)
         self.coordination = client.CoordinationV1Api(api)
-        self._alive: set[str] = set()
+        self._alive: set[str] = set()  # names of nodes that send heartbeats and run pods
         self.silent: set[str] = set()  # pods that do not respond to the coordinator
         self.coordinator_isolated = False  # no pod responds to its polls
         self.coordinators_run = True
@@ -131,7 +130,7 @@ class World:
         wait_for(f"{name} is free of taints", lambda: self._is_untainted(name))
 
     def kill_node_not_ready(self, name: str) -> None:
-        """Without heartbeats, and NotReady."""
+        """Let a node be without heartbeats, and NotReady."""
         self.kill_node_still_ready(name)
         self._set_ready(name, "Unknown")
 
@@ -149,8 +148,7 @@ class World:
         return not required(self.core.read_node(name).spec).taints
 
     def kill_node_still_ready(self, name: str) -> None:
-        """Without heartbeats, but still Ready; its pods and its kubelet are
-        silent."""
+        """Let a node be without heartbeats, and still Ready; its pods and kubelet are silent."""
         self._alive.discard(name)
         self.kubelets[name].hangs = True
 
@@ -209,7 +207,7 @@ class World:
         return dict(created)
 
     def edit(self, name: str, change: Callable[[dict[str, Any]], None]) -> int:
-        """The new generation. The operator writes too: conflicts are retried."""
+        """Returns the new generation. The operator writes too: conflicts are retried."""
 
         def attempt() -> Any:
             manifest = self.topology(name)
@@ -379,6 +377,7 @@ class World:
             raise ApiException(status=response.status, reason=str(text))
 
     def custom_or_none(self, name: str) -> dict[str, Any] | None:
+        """The topology; None if it does not exist."""
         try:
             return self.topology(name)
         except ApiException as error:

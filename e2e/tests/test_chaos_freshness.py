@@ -18,7 +18,7 @@ ONE, OTHER, READER = ("source", 0), ("source", 1), ("reader", 0)
 def sample(
     partition: tuple[str, int], stable: int, tentative: int = -1, *, live: bool = True
 ) -> TaskSample:
-    return TaskSample(f"{partition}", partition, live, stable, tentative, 0.1)
+    return TaskSample(f"{partition}", partition, live, stable, tentative, epoch_p99_s=0.1)
 
 
 def observed(*steps: tuple[float, list[TaskSample]], silent: bool = False) -> Freshness:
@@ -67,17 +67,19 @@ def test_nothing_is_promised_while_a_node_is_cut_off() -> None:
 
 
 def test_a_task_whose_engine_is_slow_is_not_late() -> None:
-    slow = TaskSample("slow", READER, True, 4, -1, 2.0)
+    slow = TaskSample("slow", READER, is_live=True, stable=4, tentative=-1, epoch_p99_s=2.0)
     found = observed((0.0, [sample(ONE, 5), slow]), (30.0, [sample(ONE, 5), slow]))
     assert found.longest_s == 0.0
 
 
 def test_what_a_task_says_is_read_from_its_metrics() -> None:
     ref = TaskRef(segment="id", partition=1, replica=0, incarnation=1)
-    status = TaskStatus(ref, "boot", 0, 1_000_000, clock=lambda: 1.0)
+    status = TaskStatus(ref, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 1.0)
     status.step(TaskEvent.RESTORE_POINT_RECEIVED)
     text = generate_latest(make_registry(status, "trips", "busy", ref)).decode()
-    assert sample_of("pod", text) == TaskSample("pod", ("busy", 1), False, -1, -1, 0.0)
+    assert sample_of("pod", text) == TaskSample(
+        "pod", ("busy", 1), is_live=False, stable=-1, tentative=-1, epoch_p99_s=0.0
+    )
 
 
 def test_the_partitions_that_are_read_are_known_from_the_topology() -> None:

@@ -28,10 +28,10 @@ def test_live_while_the_sink_writes_nothing_is_a_stall() -> None:
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
     progress.observe(15, {"a": {0: 6, 1: 6}, "b": {0: 8}})
     states = {"a": "Live", "b": "Live"}
-    assert progress.find_stalled_live(15, states) == [StalledLive("a", 15, 3)]
+    assert progress.find_stalled_live(15, states) == [StalledLive("a", at_s=15, stalled_s=3)]
 
 
-def test_a_waiting_query_is_not_stale() -> None:
+def test_a_waiting_query_is_not_stalled() -> None:
     progress = _progress()
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
     assert progress.find_stalled_live(60, {"a": "Waiting", "b": "Unknown"}) == []

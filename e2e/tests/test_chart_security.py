@@ -1,8 +1,8 @@
 """What ServiceAccounts may do, and that pods comply with the Pod Security Standard `restricted`.
 
 The API server is real, and so is the operator, with the rights of its own ServiceAccount. It
-creates the pods of a topology in a namespace that enforces `restricted`, as does the one of the
-release. No pod runs.
+creates the pods of a topology in a namespace that enforces `restricted`. The namespace of the
+release enforces it too. No pod runs.
 """
 
 from __future__ import annotations

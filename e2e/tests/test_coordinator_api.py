@@ -56,7 +56,7 @@ class Cluster:
         number = next(_numbers)
         self.namespace = f"coordinator-{number}"
         self._network = Reservation(None)
-        self.net = f"{self._network.index}.0"
+        self.net = f"{self._network.index}.0"  # all addresses begin with 127.<net>
         api.kubectl("create", "namespace", self.namespace)
         manifest = yaml.safe_load(EXAMPLE.read_text())
         manifest["spec"]["epochInterval"] = "200ms"
@@ -84,6 +84,7 @@ class Cluster:
         return found
 
     def prepare(self) -> None:
+        """Create what the operator makes for a topology: generation record, access, pods."""
         topology = {
             "name": self.name,
             "uid": self.uid,
@@ -106,7 +107,15 @@ class Cluster:
             }
         )
         view = TopologyView(
-            self.namespace, self.name, self.uid, 1, 1, "2026-01-01T00:00:00Z", False, {}, {}
+            self.namespace,
+            self.name,
+            self.uid,
+            version=1,
+            generation=1,
+            creation_timestamp="2026-01-01T00:00:00Z",
+            deleting=False,
+            spec={},
+            status={},
         )
         for document in coordinator_access(view):
             self.create(document)
@@ -362,7 +371,7 @@ def test_a_coordinator_that_was_replaced_ends_with_code_3(cluster: Cluster) -> N
     assert cluster.processes[1].poll() is None
 
 
-def test_sigterm_ends_it_cleanly(cluster: Cluster) -> None:
+def test_sigterm_ends_the_coordinator_cleanly(cluster: Cluster) -> None:
     cluster.processes[0].terminate()
     assert cluster.processes[0].wait(5) == 128 + signal.SIGTERM
 

@@ -95,6 +95,7 @@ def test_bad_manifests_are_refused_with_the_expected_message(
 
 @pytest.mark.parametrize("manifest", [EXAMPLE, None], ids=["flights", "good"])
 def test_a_good_manifest_is_accepted_by_both(json_api: JsonApi, manifest: Path | None) -> None:
+    """By the API server and by `validate`."""
     given = yaml.safe_load(manifest.read_text()) if manifest else good_manifest()
     name, spec = load_topology(try_to_create(json_api, given))
     assert validate(spec, name) == []

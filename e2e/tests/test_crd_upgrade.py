@@ -33,7 +33,7 @@ CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
 UPGRADE = ("apply", "--server-side", "--force-conflicts", "-f")
 MISSING = ["spec.podTemplate", "status.queries[].priority", "status.redundancy"]
 CLEARED_S = 60.0  # twice the time between two checks
-SPARE_FIELDS = {
+FIELDS_OF_A_NEWER_COORDINATOR = {
     "newer": 1,
     "checkpoint": {"epoch": 1, "newer": 1},
     "tasks": [{"slot": "s/0/0", "newer": {"a": 1}}],
@@ -122,7 +122,7 @@ def test_one_undeclared_field_fails_the_whole_status(plane: ControlPlane, topolo
 
 
 def test_the_report_of_a_newer_coordinator_is_kept(plane: ControlPlane, topology: str) -> None:
-    report = {"fence": 1, **SPARE_FIELDS}
+    report = {"fence": 1, **FIELDS_OF_A_NEWER_COORDINATOR}
     apply_status(plane, topology, {"dataPlane": report}, names.COORDINATOR_FIELD_MANAGER)
     assert _status(plane, topology)["dataPlane"] == report
 

@@ -6,7 +6,7 @@ from rekindle.connectors.compare import Difference
 from rekindle.timeline.history import History
 from rekindle_testing.demo.checks import failures, result
 
-SAME = {q: Difference(10, 10) for q in ("keep", "first", "second")}
+SAME = {q: Difference(expected_rows=10, actual_rows=10) for q in ("keep", "first", "second")}
 
 
 def _history(first_back: float, second_back: float) -> History:
@@ -60,10 +60,14 @@ def test_queries_that_return_in_the_planned_order_with_equal_rows_pass() -> None
             "first was not restored from",
         ),
         (_history(15, 20), {"expected_lost": ["keep"]}, "did not report"),
-        (_history(15, 20), {"differences": {"keep": Difference(0, 0)}}, "nothing was compared"),
         (
             _history(15, 20),
-            {"differences": {"keep": Difference(3, 2, lost=1)}},
+            {"differences": {"keep": Difference(0, 0)}},
+            "nothing was compared",
+        ),
+        (
+            _history(15, 20),
+            {"differences": {"keep": Difference(expected_rows=3, actual_rows=2, lost=1)}},
             "keep: 1 rows lost",
         ),
     ],

@@ -131,14 +131,14 @@ def _tear_log(run: Run, segment: str) -> None:
         assert files, f"no output log of {pod.metadata.name}"
         run.kill_pod_processes(pod)
         os.truncate(files[-1], files[-1].stat().st_size - _TORN_BYTES)
-        end = partial(_end_of_torn, run, segment, pod.metadata.name)
+        end = partial(_outcome_of_torn, run, segment, pod.metadata.name)
         if wait_for("the torn log to be found", end, 120, 0.5) == "cut":
             return
         run.wait_redundant()
     pytest.fail(f"each torn task of {segment} was replaced before it had started again")
 
 
-def _end_of_torn(run: Run, segment: str, name: str) -> str | None:
+def _outcome_of_torn(run: Run, segment: str, name: str) -> str | None:
     """It was `cut` once the pod has found its log torn; it is `gone` if the pod was replaced."""
     if name not in {p.metadata.name for p in run.task_pods(segment)}:
         return "gone"

@@ -18,7 +18,7 @@ COUNT = 60
 
 def test_generated_manifests_are_refused_with_a_field_or_run(tmp_path: Path) -> None:
     with session(tmp_path, print) as running:
-        assert run(running, SEED, 0, COUNT, tmp_path, batch=COUNT) == []
+        assert run(running, SEED, first=0, count=COUNT, directory=tmp_path, batch=COUNT) == []
         created = running.statistics.created
         assert created.total() == COUNT
         assert all(created[verdict] for verdict in Verdict)

@@ -72,7 +72,7 @@ def test_seeds_and_indexes_give_other_manifests() -> None:
     assert len(bodies) > 90
 
 
-def test_a_good_part_is_valid_and_a_good_part_is_not() -> None:
+def test_many_manifests_are_valid_and_many_are_not() -> None:
     count, valid = 100, 0
     for index in range(count):
         manifest = json.loads(case(1, index).body)
@@ -91,6 +91,7 @@ def test_some_are_suspended() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_unchanged_graphs_are_valid(seed: int) -> None:
+    """Before the generator changes fields of it."""
     compile_topology(load_spec(topologies.spec(random.Random(seed))), "made")
 
 
@@ -135,6 +136,7 @@ def _topology(status: str, message: str = "", **more: Any) -> dict[str, Any]:
         "observedGeneration": 2,
         "phase": "Starting",
         "generations": [{"generation": 2, "digest": "abc"}],
+        # The last one is of a removed segment, and has no pod.
         "slots": [{"slot": "coordinator"}, {"slot": "s/0/0"}, {"slot": "-/0/1"}],
     }
     return {"metadata": {"generation": 2}, "spec": {}, "status": accepted | more}

@@ -35,4 +35,5 @@ _RESOURCE = {
 
 
 def test_the_end_of_generated_rows_is_known(tmp_path: Path) -> None:
+    # 50 rows at 10 a second are in epochs 0 to 4; the next one has END_OF_INPUT.
     assert Reference(_RESOURCE, tmp_path, tmp_path / "oracle").last_epoch == 5

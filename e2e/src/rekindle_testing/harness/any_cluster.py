@@ -105,7 +105,7 @@ class Cluster(ABC):
     @property
     @abstractmethod
     def images(self) -> tuple[str, str]:
-        """Of the operator, and of the pipelines."""
+        """Of the operator, and of the pipelines (tasks and coordinators)."""
 
     @abstractmethod
     def create_claim(self, name: str) -> None:
@@ -143,7 +143,7 @@ class Cluster(ABC):
         self.kubectl("uncordon", node)
 
     def delete_pod(self, pod: Any) -> None:
-        """Without a grace period: its object is deleted at once, as after the loss of its node."""
+        """Without a grace period: the object is deleted at once, even if its containers run."""
         name, namespace = pod.metadata.name, pod.metadata.namespace
         how = ("--grace-period=0", "--force", "--wait=false")
         self.kubectl("delete", "pod", name, "-n", namespace, *how)
@@ -255,7 +255,7 @@ class Cluster(ABC):
 
     def _leading_operator_pod(self) -> Any:
         lease = self.coordination.read_namespaced_lease(OPERATOR_LEASE, self.operator_namespace)
-        # The chart makes the pod's name its identity.
+        # The chart makes the pod's name the holder identity of the Lease.
         holder = lease.spec and lease.spec.holder_identity
         return next((p for p in self.operator_pods() if p.metadata.name == holder), None)
 

@@ -54,7 +54,7 @@ class EmbeddedCluster(Cluster):
         self._node_count = nodes
         self._resources = resources or NodeResources()
         self._on_progress = on_progress
-        self._dead: list[Node] = []  # those whose addresses are not reused
+        self._dead: list[Node] = []  # those whose addresses must not be reused
         self._cleanup = contextlib.ExitStack()
         self._numbers = itertools.count(1)
         self._settings = settings or Settings()

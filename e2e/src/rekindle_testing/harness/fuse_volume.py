@@ -18,7 +18,7 @@ _PACKAGES = ("bindfs", "fuse3")
 
 
 class FuseVolume:
-    """`directory` shows what is in `backing_directory`; both are made. `write_bytes_per_s`: how
+    """`directory` shows what is in `backing_directory`; both are created. `write_bytes_per_s`: how
     fast writes are, all together; None: as fast as the disk. Needs root and /dev/fuse."""
 
     def __init__(

@@ -42,7 +42,8 @@ def operator_kubeconfig(control_plane: ControlPlane) -> Path:
 
 
 class OperatorProcess:
-    """`python -m rekindle_operator` as a process. `environment`: further variables, or others."""
+    """`python -m rekindle_operator` as a process. `environment`: more variables, or
+    other values for those set here."""
 
     def __init__(
         self,

@@ -56,7 +56,7 @@ class Run:
         return [query["name"] for query in self.resource["spec"]["queries"]]
 
     def wait_live(self, timeout_s: float = 120) -> None:
-        wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, 0.25)
+        wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, every_s=0.25)
 
     def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
@@ -65,7 +65,7 @@ class Run:
         self._wait_reached(goal, timeout_s)
 
     def wait_durable(self, epoch: int, timeout_s: float = 90) -> None:
-        """Until every sink has reached `epoch`, and every query is Live."""
+        """Until every sink has written all rows through `epoch`, and every query is Live."""
         self._wait_reached(dict.fromkeys(self.queries(), epoch), timeout_s)
 
     def _wait_reached(self, goal: Mapping[str, int], timeout_s: float) -> None:
@@ -76,7 +76,7 @@ class Run:
                 and self.observer.all_live()
             ),
             timeout_s,
-            0.25,
+            every_s=0.25,
         )
 
     def wait_redundant(self, timeout_s: float = 120) -> None:
@@ -85,7 +85,7 @@ class Run:
             f"{self.name}: condition Redundant",
             lambda: self.observer.condition_status("Redundant") == "True",
             timeout_s,
-            0.25,
+            every_s=0.25,
         )
 
     def wait_checkpoint(self, after: int = 0, timeout_s: float = 60) -> int:
@@ -94,7 +94,7 @@ class Run:
             f"{self.name}: a checkpoint after epoch {after}",
             lambda: epoch if (epoch := self.observer.checkpoint_epoch()) > after else None,
             timeout_s,
-            0.25,
+            every_s=0.25,
         )
 
     def _all_live(self) -> bool:

@@ -56,7 +56,7 @@ class Outage:
 
 
 def first_versions(arrivals: Iterable[Arrival]) -> list[Arrival]:
-    """The first arrival of each epoch, in their order."""
+    """The first arrival of each epoch, in the order of arrival."""
     first: dict[int, Arrival] = {}
     for arrival in arrivals:
         if arrival.kind in _EPOCHS:
@@ -106,8 +106,8 @@ def outage(
     during = [a for a in arrivals if cut_s <= a.at_s <= end_s]
     tentative = [a for a in during if a.kind is BatchKind.TENTATIVE]
     return Outage(
-        max(delays_s(arrivals, clock, cut_s, end_s), default=0.0),
-        len(tentative),
-        sum(a.rows for a in tentative),
-        end_s - healed_s,
+        delay_new_s=max(delays_s(arrivals, clock, cut_s, end_s), default=0.0),
+        tentative_epochs=len(tentative),
+        tentative_rows=sum(a.rows for a in tentative),
+        stabilized_s=end_s - healed_s,
     )

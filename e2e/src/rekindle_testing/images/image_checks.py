@@ -1,4 +1,4 @@
-"""Runs in an image, from standard input: `python - NAME`. Prints what it finds as a line of JSON.
+"""Runs in an image, from standard input: `python - IMAGE`. Prints what it finds as a line of JSON.
 
 Imports only what the image has, nothing of the test platform.
 """
@@ -86,7 +86,7 @@ def pipelines() -> dict[str, Any]:
 
 
 def _epoch(spark: Any) -> list[list[Any]]:
-    """Rows of the first epoch, and the next one's start, which closes their window."""
+    """Process one epoch whose watermark closes the window of its rows; returns the result."""
     import pyarrow as pa
 
     from rekindle.engine.model import State
@@ -100,7 +100,8 @@ def _epoch(spark: Any) -> list[list[Any]]:
     hour = 3_600_000_000
     times = pa.array([1, 2, 3, 4, 5], pa.timestamp("us", "UTC"))
     columns = {"k": ["a", "a", "b", "b", "b"], "v": [1.0, 2.0, 3.0, 4.0, -9.0], "t": times}
-    epoch = EpochInput(0, 0, hour, (pa.table(columns),))
+    rows = pa.table(columns)
+    epoch = EpochInput(epoch=0, watermark_before=0, watermark=hour, inputs=(rows,))
     (output,) = chain.process(State(), [epoch]).outputs
     return sorted([row["k"], row["s"]] for row in output.rows.to_pylist())
 

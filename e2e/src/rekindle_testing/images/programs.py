@@ -22,7 +22,7 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class CompletedProgram:
-    """`output`: of both streams."""
+    """`output`: stdout and stderr together."""
 
     exit_code: int
     output: str

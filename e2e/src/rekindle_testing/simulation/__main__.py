@@ -65,7 +65,7 @@ def describe_failure(outcome: Outcome) -> list[str]:
 
 
 def summary(outcomes: Sequence[Outcome]) -> list[str]:
-    """`Simulation.not_done` says what has to be done."""
+    """Totals of all seeds. "All was done" is when `Simulation.not_done` is empty."""
     failed = [outcome.seed for outcome in outcomes if outcome.failure is not None]
     seconds = [outcome.seconds for outcome in outcomes]
     return [

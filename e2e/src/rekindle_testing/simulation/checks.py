@@ -46,13 +46,13 @@ class Checks:
         self.tentative_epochs = 0
         self.expected = expected
         self.of_wrong_results: WrongResultChecks | None = None
-        # Other values than those of a run without faults: tentative ones, and wrong ones.
-        self._put_out: dict[tuple[Partition, int], set[str]] = {}
+        # Output that a run without faults does not have: tentative values, and wrong ones.
+        self._extra_output: dict[tuple[Partition, int], set[str]] = {}
         self._graph = graph
         self._store = store
         self._sinks = sinks
         self._pods = pods
-        self._written: dict[int, int] = {}  # manifest number -> fence
+        self._fences: dict[int, int] = {}  # manifest number -> fence
         self._witnesses = Witnesses(self._committed_through)
         self._wrong = wrong_results
 
@@ -67,7 +67,7 @@ class Checks:
         self._witnesses.computed(partition, pod.slot, pod.incarnation, epoch, value, copied)
         expected = self.expected.output(partition, epoch)
         if value != expected and self._wrong.is_wrong(value):
-            self._put_out.setdefault((partition, epoch), set()).add(value)
+            self._extra_output.setdefault((partition, epoch), set()).add(value)
             self._of_wrong_results.appended(pod, epoch)
             expected = value
         if not value == in_log == expected:
@@ -77,16 +77,16 @@ class Checks:
             )
 
     def tentative(self, partition: Partition, epoch: int, value: str) -> None:
-        """A tentative result is out."""
+        """A tentative result is in the output."""
         self.tentative_epochs += 1
-        self._put_out.setdefault((partition, epoch), set()).add(value)
+        self._extra_output.setdefault((partition, epoch), set()).add(value)
 
-    def alien_input(self, partition: Partition, epoch: EpochInput) -> str:
-        """A value in a tentative epoch that no upstream has put out for this epoch; "" if there is
-        none."""
+    def unknown_input(self, partition: Partition, epoch: EpochInput) -> str:
+        """A value in the input of a tentative epoch that no upstream had in its output of this
+        epoch; "" if there is none."""
         for sources, rows in zip(self.expected.inputs_of(partition), epoch.inputs, strict=True):
             known = {self.expected.output(p, epoch.epoch) for p in sources}
-            known.update(*(self._put_out.get((p, epoch.epoch), ()) for p in sources))
+            known.update(*(self._extra_output.get((p, epoch.epoch), ()) for p in sources))
             for value in values_in(rows):
                 if value not in known:
                     return value
@@ -108,7 +108,8 @@ class Checks:
                 )
 
     def witnessed(self, partition: Partition, epoch: int) -> None:
-        """I1: what a coordinator takes for the result of two replicas is of two."""
+        """I1: an epoch that a coordinator counts as computed by two replicas was computed by two
+        (see `witnesses`)."""
         if not self._witnesses.is_known(partition, epoch):
             raise Violation(
                 f"I1: epoch {epoch} of {partition.key} counts as computed by two replicas, and one "
@@ -155,8 +156,8 @@ class Checks:
         for partition in self._graph.partitions:
             for ref in manifest.entries[partition.key]:
                 self._saved(partition, ref)
-        self._written[manifest.seq] = manifest.fence
-        before = self._written.get(manifest.seq - 1, manifest.fence)
+        self._fences[manifest.seq] = manifest.fence
+        before = self._fences.get(manifest.seq - 1, manifest.fence)
         if manifest.fence < before:
             raise Violation(
                 f"I9: manifest {manifest.seq} has fence {manifest.fence}, after one of {before}"

@@ -75,7 +75,8 @@ class SimulatedCluster:
         self.scheduler = scheduler
         self.topology = compiled(TOPOLOGY, spec)
         self._edited = self.topology  # as the newest spec has it
-        self._slots = dict.fromkeys(self.topology.slots(), 0.0)  # of that, and since when
+        # The slots of `_edited`, and since when it has each of them.
+        self._slots = dict.fromkeys(self.topology.slots(), 0.0)
         self._spec = spec
         self.network = Network(scheduler)
         self.server = ApiServer(scheduler, self.network)
@@ -175,8 +176,8 @@ class SimulatedCluster:
         return self._slots.get(slot.first)
 
     def edit(self, kind: str, position: int, **fields: Any) -> Callable[[], None]:
-        """Change fields of an operator or a query, by its position in the spec. Returns what
-        changes them back."""
+        """Change fields of one item of `spec.<kind>` ("operators" or "queries"), by its position.
+        Returns what changes them back."""
         known = self._spec[kind][position % len(self._spec[kind])]
         self._edit(kind, {**known, **fields})
         return lambda: self._edit(kind, known)
@@ -202,7 +203,7 @@ class SimulatedCluster:
         return next((r for r in living if r.leader.leading), None)
 
     def crash_operator(self, operator: OperatorReplica, down_s: float) -> None:
-        """Its successor knows nothing."""
+        """The process that replaces it knows nothing of what this one knew."""
         operator.process.die()
         wait_s = down_s + self.scheduler.between(*_OPERATOR_START_S)
         self.scheduler.after(wait_s, partial(self._start_operator, operator.process.host))
@@ -279,7 +280,7 @@ class SimulatedCluster:
     # --- wrong results ------------------------------------------------------------
 
     def watch_wrong_results(self, log: Callable[[str], None]) -> None:
-        """Before the first one."""
+        """To be called before the first wrong result."""
         if self.checks.of_wrong_results is None:
             self.checks.of_wrong_results = WrongResultChecks(self, log)
             self.checks.of_wrong_results.watch()

@@ -76,7 +76,7 @@ class CoordinatorProcess:
         self._network = surroundings.network
         self._store = surroundings.store
         self._checks = surroundings.checks
-        self._polling: dict[Slot, int] = {}  # number of the loop of each slot
+        self._polling: dict[Slot, int] = {}  # the number of each slot's newest planned poll
         self._calling: set[Slot] = set()  # slots whose poll has not ended
         self._store_calls: list[Callable[[], None]] = []  # one after another
         api = ApiAccess(
@@ -129,7 +129,7 @@ class CoordinatorProcess:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case ReadNewestManifest():
-                self._call_store(lambda: self._store.newest, self._read)
+                self._call_store(lambda: self._store.newest, self._manifest_read)
             case WriteManifest():
                 self._write(effect)
             case CollectGarbage(retain=retain, in_use=in_use):
@@ -195,9 +195,9 @@ class CoordinatorProcess:
         if len(self._store_calls) == 1:
             call()
 
-    def _read(self, result: Any) -> None:
+    def _manifest_read(self, result: Any) -> None:
         failed = isinstance(result, (Down, Refused, TimedOut))
-        self.feed(StoreFailed("down") if failed else ManifestRead(result, "store-1"))
+        self.feed(StoreFailed("down") if failed else ManifestRead(result, store="store-1"))
 
     def _write(self, effect: WriteManifest) -> None:
         assert not effect.migrations

@@ -271,7 +271,7 @@ class PodWatcher:
 
 
 class GenerationReader:
-    """Lists the records every second."""
+    """Lists the generation records every second."""
 
     def __init__(self, api: ApiAccess, feed: Callable[[Event], None]) -> None:
         self._api = api

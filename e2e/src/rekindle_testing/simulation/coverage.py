@@ -67,7 +67,7 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
     ),
     ("there is one store", _all_of("checkpoint", CommitEvent.STORE_REFUSED)),
     (
-        "what is pinned is the newest state, which had reached the epoch",
+        "a donor pins its newest state, which had reached the needed epoch before that",
         _all_of("donor", DonorEvent.PINNED_TOO_EARLY),
     ),
 ]

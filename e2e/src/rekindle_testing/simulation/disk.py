@@ -29,7 +29,8 @@ class Disk:
     next_attempt: int = 1  # the first number of a tentative branch that no boot may have used
     # Of a task without partners: an epoch, and its different results.
     disputed: tuple[int, tuple[str, ...]] | None = None
-    earlier: dict[int, tuple[str, ...]] = field(default_factory=dict)  # of epochs to be computed
+    # By epoch that is to be computed again: what earlier boots have computed.
+    earlier: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def start_at(self, epoch: int, alone: bool) -> int | None:
         """As `earlier_boots.continue_log`. `alone`: the task has no partners, so that a log that

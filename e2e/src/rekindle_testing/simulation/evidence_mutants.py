@@ -37,8 +37,8 @@ def _received_before_it_is(progress_of: Any) -> Any:
     return staticmethod(wrong)
 
 
-def _founds_again(store_failed: Any) -> Any:
-    """A store that does not respond has no manifest."""
+def _starts_anew(store_failed: Any) -> Any:
+    """A store that does not respond counts as one without a manifest."""
     return lambda self, message, now: self.manifest_read(None, now)
 
 
@@ -70,7 +70,7 @@ EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
     "epochs count as received before they are": replaced(
         retention.Progress, "of", _received_before_it_is
     ),
-    "a store that does not respond is empty": replaced(Committer, "store_failed", _founds_again),
+    "a store that does not respond is empty": replaced(Committer, "store_failed", _starts_anew),
     "a reader stays at the replica that failed": replaced(ReaderCore, "_call_failed", _stays),
     "nothing is read before it is deleted": replaced(
         live_check, "preconditions_of", _believes_cache

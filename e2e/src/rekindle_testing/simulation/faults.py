@@ -20,8 +20,10 @@ from rekindle_testing.simulation.wrong_results import Recurrence, WrongResult
 FAULTS_S = 60.0
 """When the last group of faults begins."""
 GROUP_S = 3.0
+"""The faults of a group begin within this time."""
 LONGEST_S = 25.0
 _LOOK_S = 0.1
+"""How often it is checked whether a session has begun."""
 _MAX_PARTY_DELAY_S = 2.5
 """The longest time from the begin of a session until one of its parties fails."""
 
@@ -39,8 +41,8 @@ class FaultKind(StrEnum):
     FAIL_TENTATIVE = "a task's next tentative epoch fails"
     FREEZE_TASK = "a task is frozen"
     EVICT_TASK = "a task is evicted, or its pod deleted by force"
-    FAIL_DONOR = "a replica is lost, and the donor of its successor's state fails"
-    FAIL_NEWCOMER = "a replica is lost, and its successor fails before it has state"
+    FAIL_DONOR = "a replica is lost, and the donor of the newcomer in its place fails"
+    FAIL_NEWCOMER = "a replica is lost, and the newcomer in its place fails"
     WRONG_RESULT = "a replica that has a partner computes a wrong result"
     KILL_NODE = "a node dies, and another one comes"
     REBOOT_NODE = "a node restarts, with its disks"
@@ -107,7 +109,8 @@ _MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_N
 @dataclass(frozen=True, slots=True)
 class Fault:
     """`target` and `other` choose tasks or nodes: positions in their lists, modulo the length.
-    `seconds`: how long it lasts, unless it `stays`: then another node comes instead."""
+    Where a fault has no second one, `other` is a random number for its details. `seconds`: how
+    long it lasts, unless it `stays`: then another node comes instead."""
 
     at: float
     kind: FaultKind
@@ -162,7 +165,9 @@ def draw_input_faults(random: Random) -> list[Fault]:
         if random.random() < 0.5:
             at = round(begin + random.uniform(GROUP_S, LONGEST_S), 2)
             kind = random.choice(_DURING_FAILURES)
-            faults.append(Fault(at, kind, random.randrange(1000), random.randrange(1000), 3.0))
+            faults.append(
+                Fault(at, kind, random.randrange(1000), random.randrange(1000), seconds=3.0)
+            )
     return faults
 
 
@@ -174,7 +179,7 @@ def draw_wrong_results(random: Random) -> list[Fault]:
             FaultKind.WRONG_RESULT,
             random.randrange(1000),
             random.randrange(1000),
-            0.0,
+            seconds=0.0,
         )
         for _ in range(random.choice((1, 1, 2)))
     ]
@@ -276,7 +281,7 @@ class Injector:
         return None
 
     def _inject_wrong_result(self, fault: Fault) -> Injected:
-        """`other` says what it computes for the same epoch again."""
+        """`other` chooses what the replica computes if it computes the epoch again."""
         cluster, slots = self._cluster, Movements(self._cluster).replaceable()
         cluster.watch_wrong_results(self._log)
         if not slots:
@@ -288,8 +293,8 @@ class Injector:
         return what, None
 
     def _inject_into_movement(self, fault: Fault) -> Injected:
-        """Lose a replica that has a partner; then let a party of the session fail that moves the
-        partner's state to its successor."""
+        """Lose a replica that has a partner; then let one party (donor or newcomer) fail of the
+        session that moves the partner's state to the new pod."""
         cluster, movements = self._cluster, Movements(self._cluster)
         slots = movements.replaceable()
         if not slots:
@@ -320,7 +325,8 @@ class Injector:
         return f"{lost.slot.key} incarnation {lost.incarnation}", end
 
     def _fail_party(self, party: TaskPod, how: int) -> Callable[[], None]:
-        """Returns what ends it."""
+        """Returns what ends it. The last digit of `how` has chosen the time, the others choose
+        the failure."""
         cluster, nothing = self._cluster, lambda: None
         match how // 10 % 6:
             case 0:

@@ -25,6 +25,7 @@ from rekindle_testing.simulation.values import rows_of, source_value, source_wat
 
 READ_AHEAD_BYTES = 1 << 20
 _LEAST_WAIT_S = 0.001
+_ORIGIN_US = 0  # epoch 0 begins when the simulation does
 
 
 class SimulatedInputs(Protocol):
@@ -54,7 +55,7 @@ class SourceInputs:
         self._epoch_interval_us = epoch_interval_us
 
     def head(self) -> int:
-        return released_epoch(self._clock(), 0, self._epoch_interval_us)
+        return released_epoch(self._clock(), _ORIGIN_US, self._epoch_interval_us)
 
     def take(self, bounds: CallBounds) -> list[EpochInput]:
         call = CallBuilder(bounds)
@@ -67,7 +68,7 @@ class SourceInputs:
         return call.epochs
 
     def when_ready(self, action: Callable[[], None]) -> None:
-        wait_s = released_in_s(self._next, self._clock(), 0, self._epoch_interval_us)
+        wait_s = released_in_s(self._next, self._clock(), _ORIGIN_US, self._epoch_interval_us)
         self._process.after(max(_LEAST_WAIT_S, wait_s), action)
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
@@ -93,8 +94,8 @@ class StreamInputs:
         watermark: int,
         interval_s: float,
     ) -> None:
-        reads = [partitions_read(entry, partition) for entry in segment.inputs]
-        self._core = StreamsCore(reads, next_epoch, watermark, READ_AHEAD_BYTES)
+        partitions = [partitions_read(entry, partition) for entry in segment.inputs]
+        self._core = StreamsCore(partitions, next_epoch, watermark, READ_AHEAD_BYTES)
         self._readers = [
             SimulatedReader(
                 process,

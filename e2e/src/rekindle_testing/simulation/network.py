@@ -45,7 +45,8 @@ K = TypeVar("K")
 
 
 def _count_down(counts: Counter[K], key: K) -> None:
-    """What is counted has a count above 0, so that links that are up cost nothing."""
+    """A key whose count is 0 is deleted: while all links are up, the counters are empty, which
+    `is_up` checks first."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]
@@ -86,7 +87,7 @@ class Network:
         )
 
     def has_link_down(self, node: str) -> bool:
-        """Whether it reaches, or is reached by, not all that others reach."""
+        """Whether a direction of one of its links is disconnected; `isolate` does not count."""
         return any(node in link for link in self._down)
 
     def is_connected(self, one: str, other: str) -> bool:
@@ -98,7 +99,7 @@ class Network:
         return scheduler.between(*(_SLOW_S if slow else _USUAL_S))
 
     def send(self, sender: str, receiver: str, action: Callable[[], None]) -> None:
-        """Do something at the receiver's, if the message arrives."""
+        """Do something at the receiver, if the message arrives."""
 
         def arrive() -> None:
             if self.is_up(sender, receiver):

@@ -33,7 +33,7 @@ class SimulatedOutput:
         return LiveReport(self._boot, self._state, history.tentative, history.corrected)
 
     def append(self, attempt: int, epoch: int, value: str) -> bool:
-        """Whether it is there now: not if it is stable already."""
+        """Append a tentative epoch. Returns False if the log has it already: then it is dropped."""
         if epoch <= self._disk.last:
             return False
         branch = self._branches.setdefault(attempt, {})
@@ -89,7 +89,8 @@ class SimulatedOutput:
                 OutputItem(span.kind, epoch, values[epoch], span.attempt)
                 for epoch in range(span.first, last + 1)
             ]
-            from_epoch = last + (span.kind is BatchKind.STABLE)
+            # Of the newest tentative epoch the reader also gets the stable version.
+            from_epoch = last + 1 if span.kind is BatchKind.STABLE else last
             position = Position(span.number, last + 1)
         live = LivePosition(self._boot, *position) if items and position is not None else None
         return tuple(items), live

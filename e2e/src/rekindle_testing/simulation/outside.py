@@ -116,7 +116,7 @@ class SimulatedSinks(Outside):
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, SINKS)
         self.files: dict[tuple[str, Partition], dict[int, str]] = {}
-        # By a person, and not written again.
+        # Epochs of files that a person has deleted, and that are not written again yet.
         self.deleted: dict[tuple[str, Partition], set[int]] = {}
 
     def last(self, query: str, partition: Partition, after: int) -> int:
@@ -128,7 +128,8 @@ class SimulatedSinks(Outside):
         return self.files.setdefault((query, partition), {}).setdefault(epoch, value)
 
     def durable(self, query: str, partition: Partition) -> int:
-        """The newest epoch before which none is missing that nobody has deleted."""
+        """The newest epoch up to which all files exist, not counting those that a person has
+        deleted."""
         files, epoch = self.files.get((query, partition), {}), 0
         deleted = self.deleted.get((query, partition), ())
         while epoch in files or epoch in deleted:

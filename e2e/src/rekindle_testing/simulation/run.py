@@ -49,6 +49,7 @@ _WRONG_RESULTS = 0.15
 _DONE_WITHIN_S, _DONE_WITH_MOVES_WITHIN_S = 90.0, 240.0
 """Within so many seconds after the last fault all has to be done."""
 _BEHIND_EPOCHS = 4
+"""In the end, sinks may be so many epochs behind the clock."""
 _UNCHANGED_S = 10.0
 """For so long nothing may change any more."""
 
@@ -56,7 +57,8 @@ _UNCHANGED_S = 10.0
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
-    the end of the last fault until all was done. `cells`: how often each was reached."""
+    the end of the last fault until all was done. `appended`, `written`, `tentative`: epochs;
+    `moved`: states. `cells`: how often each was reached."""
 
     seed: int
     faults: Sequence[Fault]
@@ -77,6 +79,7 @@ class Simulation:
         self, seed: int, faults: Sequence[Fault] | None = None, variant: Variant | None = None
     ) -> None:
         random = Random(f"plan {seed}")
+        # One generator for each subject: a new draw for one does not change the others.
         more = Random(f"tentative {seed}")
         drawn_variant = draw_variant(more, random.choice(SPECS))
         variant = variant or drawn_variant
@@ -91,11 +94,12 @@ class Simulation:
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []
         self._added_pods: list[Json] = []
-        # Since the last fault: with a `maxDelay` of an epoch, one that is late is tentative.
+        # Slots whose output was STABLE once since the last fault. With a `maxDelay` of one epoch,
+        # an epoch that is merely late is tentative, so output need not be STABLE at the end.
         self._was_stable: set[Slot] = set()
         self.scheduler = Scheduler(seed)
         has_wrong_clocks = Random(f"skew {seed}").random() < _WRONG_CLOCKS
-        # By clocks that are off, tasks would not settle in a simulation.
+        # With wrong clocks, tasks would not settle within the time of a simulation.
         self._rebalances = not has_wrong_clocks and Random(f"moves {seed}").random() < _REBALANCED
         spec = variant.spec | ({"recovery": {"rebalance": True}} if self._rebalances else {})
         self.cluster = SimulatedCluster(
@@ -250,7 +254,7 @@ class Simulation:
         if status.get("observedGeneration") != topology["metadata"]["generation"]:
             missing.append("the newest generation is not accepted")
         states = {q["name"]: q["state"] for q in status.get("queries") or ()}
-        # With a `maxDelay` of an epoch, one that is late is tentative, also without a failure.
+        # With a `maxDelay` of one epoch, an epoch that is merely late is tentative.
         was_stable = self._was_stable >= set(cluster.topology.slots())
         done = {"Live", "Tentative"} if was_stable else {"Live"}
         missing += [

@@ -57,7 +57,7 @@ class LogServer:
             self._process.after(WAIT_S, give_up)
 
     def changed(self) -> None:
-        """Of the log, or of other output."""
+        """To be called after each change of the log or of other output."""
         self._waiting = [answer for answer in self._waiting if not answer()]
 
     def _progress(self) -> StreamProgress:

@@ -34,7 +34,7 @@ class SinkCalls:
     def __init__(self, task: TaskProcess, surroundings: Surroundings) -> None:
         self._task = task
         self._around = surroundings
-        # By query: the values of epochs of which the file has another one.
+        # By query and epoch: the value that a sink had to write where the file has another value.
         self._conflicts: dict[str, dict[int, str]] = {}
 
     def call(self, effect: CallSink) -> None:
@@ -56,7 +56,7 @@ class SinkCalls:
             if isinstance(result, Exception):
                 self._report(assigned, CallFailed("down"))
             else:
-                self._report(assigned, SinkOpened(result, 0 if compares else None))
+                self._report(assigned, SinkOpened(result, first=0 if compares else None))
 
         sinks = self._around.sinks
         request = partial(sinks.last, assigned.query, self._task.partition, after)
@@ -75,7 +75,7 @@ class SinkCalls:
             self._report(assigned, WriteEnded())
             return
         if epoch < log.base:
-            checks.failed(f"{task.pod.slot.key}: epoch {epoch} left the log unwritten")
+            checks.failed(f"{task.pod.slot.key}: epoch {epoch} was truncated and not written")
             return
         value, query, sinks = log.values[epoch], assigned.query, self._around.sinks
         if desired is not None:

@@ -114,10 +114,10 @@ _ENGINE_START_S = (0.5, 3.0)
 _ENGINE_RESTART_S = (0.5, 2.0)
 _CALL_S = (0.005, 0.15)
 _FAILED_CALL_S = (0.005, 2.0)
-_SLOWNESS = 30.0
+_SLOWNESS = 30.0  # a slow engine takes so many times as long
 _APPEND_S = (0.0005, 0.004)
 _TAKE_TIMEOUT_S = 0.25
-_SAVE_DEADLINE_S = 5.0
+_STORE_DEADLINE_S = 5.0
 
 
 TaskRequest = PollRequest | ReadRequest | OfferRequest | ChunkRequest | Release
@@ -135,7 +135,7 @@ class TaskProcess:
         self._scheduler = scheduler
         self._disk = pod.disk
         self._inputs: SimulatedInputs | None = None
-        self._known_head: int | None = None  # to the core
+        self._known_head: int | None = None  # the last head that the core was given
         self._upstreams: Sequence[Upstream] = ()
         self._restored: TaskState | None = None
         self.is_failing = False  # a call is in progress that will not be tried again
@@ -365,7 +365,7 @@ class TaskProcess:
                 self._restored = result
                 self.step(StartStepSucceeded())
 
-        self._outside(STORE, partial(self._around.store.load, name), ended, _SAVE_DEADLINE_S)
+        self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_DEADLINE_S)
 
     def _open_inputs(self) -> None:
         if self._moved is not None:
@@ -524,4 +524,4 @@ class TaskProcess:
                 self.step(EntrySaved(result))
 
         request = partial(self._around.store.save, self.partition, state)
-        self._outside(STORE, request, ended, _SAVE_DEADLINE_S)
+        self._outside(STORE, request, ended, _STORE_DEADLINE_S)

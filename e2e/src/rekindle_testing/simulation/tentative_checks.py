@@ -20,16 +20,19 @@ if TYPE_CHECKING:
     from rekindle_testing.simulation.task import TaskProcess
 
 _SLACK_S = 0.8
-"""A tick, a stable call that is in progress, and the tentative one."""
+"""How much later than `maxDelay` a result may be: by a tick, a stable call that is in progress, and
+the tentative one."""
 _CALL_S = 0.15
 """The longest call of an engine that is not slow: an epoch also waits for those before it that
 arrived together with it, or shortly before."""
 _SLOW_CALL_S = 6.0
 """The longest call of a slow engine, about."""
 _PAUSE_S = 0.3
-"""Between two ticks: the process was frozen."""
+"""If more time is between two ticks, the process was frozen."""
 _BACKLOG_EPOCHS = 2
+"""A task that is not further behind its inputs has caught up."""
 _SUSPENDED_TICKS = 1
+"""For so many ticks a replica that has promised to serve may suspend new input."""
 _SWITCH_TICKS = 30
 """Within so many ticks a reader has left a replica whose output is not stable."""
 
@@ -56,7 +59,7 @@ class TentativeChecks:
         self._request: Postponement | None = None
         self._suspended_ticks = 0
         self._newest_branch: tuple[int, str] = (0, "")  # the newest attempt, and its state
-        # Of the promise that results come in time:
+        # For the check that results come in time. `_exempt_at`: when that was last not promised.
         self._arrivals: dict[int, float] = {}
         self._counts_from: dict[int, float] = {}  # its arrival, or later if it waits for others
         self._newest_arrived = NO_EPOCH
@@ -70,7 +73,8 @@ class TentativeChecks:
     def now(self) -> float:
         return self._task.process.scheduler.now
 
-    def _violated(self, invariant: str, problem: str) -> None:
+    def _fail_if(self, invariant: str, problem: str) -> None:
+        """`problem`: "" if there is none."""
         pod = self._task.pod
         if problem:
             self._around.checks.failed(
@@ -81,7 +85,7 @@ class TentativeChecks:
 
     def stable_appended(self, epoch: int) -> None:
         self._note_output(epoch)
-        self._violated("I3", self._order.stable(epoch))
+        self._fail_if("I3", self._order.stable(epoch))
 
     def tentative_appended(self, attempt: int, epoch: int, value: str, *, was_kept: bool) -> None:
         """`was_kept`: it is in the output; False if the epoch is stable already."""
@@ -90,19 +94,19 @@ class TentativeChecks:
             return
         self._note_output(epoch)
         self._around.checks.tentative(self._task.partition, epoch, value)
-        self._violated("I3", self._order.new_tentative(attempt, epoch))
+        self._fail_if("I3", self._order.new_tentative(attempt, epoch))
 
     def undone(self, from_epoch: int) -> None:
-        self._violated("I3", self._order.undo(from_epoch))
+        self._fail_if("I3", self._order.undo(from_epoch))
 
     def reconciled(self, through: int) -> None:
-        self._violated("I3", self._order.reconciliation_done(through))
+        self._fail_if("I3", self._order.reconciliation_done(through))
 
     def stepped(self) -> None:
         state, before = self.branches.state, self._state
         self._state = state
         if state is ConsistencyState.STABLE:
-            self._violated("I3", self._order.settled())
+            self._fail_if("I3", self._order.settled())
         elif state is ConsistencyState.STABILIZATION and before is not state:
             self.stabilizes_since = self.now
         if self.branches.partner.partner != self._partner:
@@ -119,7 +123,7 @@ class TentativeChecks:
         is what upstreams have put out for this epoch."""
         (epoch,) = call.epochs
         if not self.branches.may_be_tentative:
-            self._violated("I3", f"epoch {epoch.epoch} is tentative before the task was Live")
+            self._fail_if("I3", f"epoch {epoch.epoch} is tentative before the task was Live")
         state, partition, checks = call.operators, self._task.partition, self._around.checks
         assert isinstance(state, FoldedState)
         attempt, fold = self._newest_branch
@@ -131,11 +135,11 @@ class TentativeChecks:
                 fold = state.fold
             self._newest_branch = call.attempt, fold
         if state.fold != fold:
-            self._violated(
+            self._fail_if(
                 "I3", f"tentative epoch {epoch.epoch} of attempt {call.attempt} has a wrong state"
             )
-        if alien := checks.alien_input(partition, epoch):
-            self._violated("I3", f"tentative epoch {epoch.epoch} has {alien}, of another epoch")
+        if unknown := checks.unknown_input(partition, epoch):
+            self._fail_if("I3", f"tentative epoch {epoch.epoch} has {unknown}, of another epoch")
 
     # -- in time -----------------------------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class TentativeChecks:
         now = self.now
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
-            self._violated("I3", f"{ignored} have stable output, and others are read")
+            self._fail_if("I3", f"{ignored} have stable output, and others are read")
         if self._is_exempt():
             self._exempt_at, self._catching_up = now, True
         self._ticked_at = now
@@ -171,7 +175,7 @@ class TentativeChecks:
             counts_from = self._counts_from[self._newest_output + 1]
             since = max(counts_from, self._exempt_at, self._output_at if self._catching_up else 0.0)
             if now > since + self._max_delay_s + _SLACK_S:
-                self._violated(
+                self._fail_if(
                     "I3",
                     f"epoch {self._newest_output + 1} arrived at {arrived_at:.2f} s, and has no "
                     f"result after {now - since:.2f} s",

@@ -102,7 +102,8 @@ class Variant:
 
 
 def draw_variant(random: Random, topology: Spec) -> Variant:
-    """Of half of the seeds `maxDelay` is finite; `topology`: of the others."""
+    """Half of the seeds have a finite `maxDelay`, and a topology that is drawn here; the others
+    have `topology`."""
     if random.random() < 0.5:
         return Variant(topology)
     return Variant(

@@ -23,7 +23,7 @@ PartitionKey = tuple[str, int]
 class WaitingChecks:
     """`needs`: the partitions that each query needs. `is_usable`: whether an operator can know that
     a node takes pods. `is_calm`: whether it can know and do anything. `failed` ends the
-    simulation."""
+    simulation. `waited`: how often a query was seen waiting."""
 
     def __init__(
         self,

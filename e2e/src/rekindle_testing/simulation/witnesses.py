@@ -13,8 +13,8 @@ from rekindle.topology.model import Slot
 
 _KEPT_EPOCHS = 64
 
-_By = tuple[Slot, int]
-"""A slot and an incarnation; or a slot alone, as long as all results are equal."""
+_Pod = tuple[Slot, int]
+"""A slot and an incarnation."""
 
 
 class Witnesses:
@@ -22,8 +22,9 @@ class Witnesses:
 
     def __init__(self, committed: Callable[[Partition], int]) -> None:
         self._committed = committed
-        # What the newest boot that has computed a value was copied through, by replica.
-        self._computed: dict[tuple[Partition, int], dict[str, dict[_By, int | None]]] = {}
+        # Partition and epoch -> value -> pods that have computed it -> the epoch of the partner's
+        # state that the pod's boot had started from; None: it was no copy.
+        self._computed: dict[tuple[Partition, int], dict[str, dict[_Pod, int | None]]] = {}
         self._witnessed: dict[Partition, int] = {}
 
     def computed(
@@ -37,21 +38,22 @@ class Witnesses:
     ) -> None:
         """`copied`: the epoch of the partner's state that it started from."""
         results = self._computed.setdefault((partition, epoch), {})
-        replicas = results.setdefault(value, {})
-        by = slot, incarnation
-        if not (by in replicas and replicas[by] is None):
-            replicas[by] = copied
+        pods = results.setdefault(value, {})
+        pod = slot, incarnation
+        if not (pod in pods and pods[pod] is None):
+            pods[pod] = copied
         self._computed.pop((partition, epoch - _KEPT_EPOCHS), None)
 
     def is_known(self, partition: Partition, epoch: int) -> bool:
         """Whether two replicas have computed the same for an epoch on their own; or it is too old
-        to know. If results differ, another incarnation of a replica may be on another node."""
+        to know. While all results are equal, the pods of one slot count as one; if results differ,
+        each pod counts, since the next incarnation may run on another node."""
         known = max(self._witnessed.get(partition, -1), self._committed(partition))
         if epoch <= known:
             return True
         results = self._computed.get((partition, epoch), {})
-        for replicas in results.values():
-            own = [by for by, copied in replicas.items() if copied is None or copied <= known]
+        for pods in results.values():
+            own = [pod for pod, copied in pods.items() if copied is None or copied <= known]
             if len(set(own) if len(results) > 1 else {slot for slot, _ in own}) > 1:
                 self._witnessed[partition] = epoch
                 return True

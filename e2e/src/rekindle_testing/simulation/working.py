@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _OBSERVED_EVERY_S = 0.25
 _SETTLED_S = 10.0
+"""A pod works once it has been ready and needed for so long."""
 _AVOIDED_S = 65.0
 """An operator avoids a node that was silent for `Timing.quarantine_s`, and for 30 s, or longer if
 it happens again, one whose tasks were silent while its kubelet responded."""

@@ -51,13 +51,14 @@ class WrongResultChecks:
         self._graph = build_graph(cluster.topology)
         self._log = log
         self._looks = False
-        # Pods with a wrong result of their own, by partition; none of others while they are there.
-        self._sources: dict[Partition, list[TaskPod]] = {}
+        # Pods that a fault has made compute a wrong result, by partition. While there is
+        # one, no other pod of the partition becomes one.
+        self._faulty: dict[Partition, list[TaskPod]] = {}
         self._were_wrong: set[str] = set()  # uids of pods that have put out wrong values
         self._first_wrong: dict[Partition, int] = {}
         self._live_since: dict[str, float] = {}  # by uid and boot
         self._reached_at: dict[str, float] = {}  # by address
-        # Files that the status has named: at how many looks.
+        # In how many calls of `_look` the status has named a file.
         self._named_looks: dict[tuple[str, Partition, int], int] = {}
         self._silent_at: dict[str, float] = {}
         self._wrong_boots: dict[str, Partition] = {}  # by id
@@ -76,16 +77,16 @@ class WrongResultChecks:
         partition = partition_of(pod.slot)
         if partition in self.unprotected or not self._is_replicated(pod.slot):
             return False
-        if any(other is not pod for other in self._sources.get(partition, ())):
+        if any(other is not pod for other in self._faulty.get(partition, ())):
             return False
         return self._has_right_partner(pod)
 
     def began(self, pod: TaskPod) -> None:
-        sources = self._sources.setdefault(partition_of(pod.slot), [])
-        if pod not in sources:
+        faulty = self._faulty.setdefault(partition_of(pod.slot), [])
+        if pod not in faulty:
             if not any(self._is_wrong(p) for p in self._pods_of(partition_of(pod.slot))):
                 self._first_wrong.pop(partition_of(pod.slot), None)  # of what it had read
-            sources.append(pod)
+            faulty.append(pod)
             self.happened += 1
 
     def appended(self, pod: TaskPod, epoch: int) -> None:
@@ -93,7 +94,7 @@ class WrongResultChecks:
         partition = partition_of(pod.slot)
         self._were_wrong.add(pod.uid)
         self._first_wrong[partition] = min(epoch, self._first_wrong.get(partition, epoch))
-        if pod.boot is not None and partition in self._sources:
+        if pod.boot is not None and partition in self._faulty:
             self._wrong_boots[pod.boot.core.status.boot_id] = partition
 
     def is_protected(self, partition: Partition) -> bool:
@@ -103,10 +104,10 @@ class WrongResultChecks:
     def may_be_replaced(self, pod: TaskPod) -> bool:
         """Whether replicas may decide that a pod is replaced: it was wrong, or a replica repeats a
         wrong result, so that a third node has to decide."""
-        sources = self._sources.get(partition_of(pod.slot), ())
+        faulty = self._faulty.get(partition_of(pod.slot), ())
         repeats = any(
             p.wrong_result is not None and p.wrong_result.recurrence is Recurrence.REPEATED
-            for p in sources
+            for p in faulty
         )
         return pod.uid in self._were_wrong or repeats
 
@@ -135,7 +136,7 @@ class WrongResultChecks:
         self._note_ready()
         for name in self._named_files():
             self._named_looks[name] = self._named_looks.get(name, 0) + 1
-        for partition in self._sources:
+        for partition in self._faulty:
             if partition not in self.unprotected:
                 self._check_protection(partition)
         self._scheduler.after(_LOOK_S, self._look)
@@ -162,8 +163,9 @@ class WrongResultChecks:
                 return
 
     def _boot_ended(self, partition: Partition, boot: str) -> None:
-        """What has read it is found by the comparison of its log with the next boot's results, but
-        may be committed before that."""
+        """A boot that was wrong has ended before the coordinator knew. Its partition stays
+        protected: the next boot finds the difference in the log. What downstream partitions have
+        computed from it may be committed before that."""
         if boot not in self._contained_boots:
             self._lose(partition, f"{boot}, which was wrong", itself=False)
 
@@ -248,12 +250,12 @@ class WrongResultChecks:
         for one, response in found:
             if comparison.is_untrusted(one):
                 continue
-            for other, its in found:
+            for other, other_response in found:
                 if comparison.boot_to_restart(other) is not None:
                     continue
-                common = response.chained.keys() & its.chained.keys()
+                common = response.chained.keys() & other_response.chained.keys()
                 for epoch in sorted(common):
-                    wrong, right = response.digests[epoch], its.digests[epoch]
+                    wrong, right = response.digests[epoch], other_response.digests[epoch]
                     if self._wrong.is_wrong(wrong) and not self._wrong.is_wrong(right):
                         self._failed(
                             f"I1: {one.key} and {other.key} have different results of epoch "
@@ -267,7 +269,7 @@ class WrongResultChecks:
             return
         for partition in coordinator.containment.comparison.disputes:
             depends = (partition, *downstream(self._graph, partition))
-            if partition not in self._sources or partition_of(slot) not in depends:
+            if partition not in self._faulty or partition_of(slot) not in depends:
                 continue
             first, through = self._first_wrong.get(partition), poll.sinks_through
             if first is not None and first <= (committed := self._committed(partition_of(slot))):
@@ -291,7 +293,7 @@ class WrongResultChecks:
             return
         coordinator = self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
-        causes = [p for p in self._sources if partition in (p, *downstream(self._graph, p))]
+        causes = [p for p in self._faulty if partition in (p, *downstream(self._graph, p))]
         known_since = [
             self._found_at[p]
             for p in causes

@@ -36,7 +36,7 @@ from rekindle_testing.waiting import wait_for
 
 _OPERATOR = "app.kubernetes.io/name=rekindle-operator"
 _MIN_NODES = 2
-_VOLUME_S = 300  # provisioning, and the first pull of an image
+_VOLUME_TIMEOUT_S = 300  # provisioning, and the first pull of an image
 
 
 class ExistingCluster(Cluster):
@@ -118,7 +118,7 @@ class ExistingCluster(Cluster):
 
     def _delete_topologies(self) -> None:
         self.kubectl("delete", CRD, "--all", "-n", self.namespace, timeout_s=120)
-        wait_for("the pods of topologies to be deleted", lambda: not self.pods(), 120, 0.5)
+        wait_for("the pods of topologies to be deleted", lambda: not self.pods(), 120, every_s=0.5)
 
     # -- whether it may be used ---------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class ExistingCluster(Cluster):
             crd = yaml.safe_load(file.read_text())
             crd["metadata"].setdefault("labels", {}).update(self._run.labels)
             self.kubectl("create", "-f", "-", stdin=json.dumps(crd))
-            wait_for("the CRD to be served", self._is_crd_served, 60, 0.25)
+            wait_for("the CRD to be served", self._is_crd_served, 60, every_s=0.25)
         super().install(timeout_s)
 
     def _is_crd_served(self) -> bool:
@@ -201,7 +201,7 @@ class ExistingCluster(Cluster):
     # -- the volume ---------------------------------------------------------------------------
 
     def create_claim(self, name: str) -> None:
-        """A claim of the StorageClass, which must be empty."""
+        """Create a claim of the StorageClass. Refuses a volume that has files already."""
         claim: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -220,7 +220,7 @@ class ExistingCluster(Cluster):
             self._settings.pipelines_image,
             lambda pod: self.kubectl("logs", pod, timeout_s=120),
             fs_group=self._settings.fs_group,
-            timeout_s=_VOLUME_S,
+            timeout_s=_VOLUME_TIMEOUT_S,
         )
         # The pod that lists the files also binds the claim, if its class waits for a consumer.
         if entries := volume.entries():
@@ -260,7 +260,7 @@ class ExistingCluster(Cluster):
 
 
 def with_fs_group(manifest: dict[str, Any], group: int | None) -> dict[str, Any]:
-    """A topology whose pods have this group, unless it has one."""
+    """If the manifest is a topology, a copy whose pods have this group, unless it names one."""
     if group is None or manifest["kind"] != "StreamTopology":
         return manifest
     copy: dict[str, Any] = json.loads(json.dumps(manifest))

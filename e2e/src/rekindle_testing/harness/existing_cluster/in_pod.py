@@ -1,7 +1,7 @@
 """The program of the pods that work on a volume: `python -c` runs this file's text.
 
 The standard library alone, of any Python 3. The last line of its output is the answer, as JSON.
-Called by `transfer.Volume`, with the parts of an archive to write as files in `input_directory`.
+Started by `transfer.Volume`, with the parts of an archive to write as files in `input_directory`.
 """
 
 import base64

@@ -26,7 +26,7 @@ LABEL_RUN = "harness.rekindle.dev/run"
 CRD = f"{names.PLURAL}.{names.GROUP}"
 LEASE = "rekindle-harness"
 _RENEW_S = 10.0
-_ALIVE_S = 60.0
+_ALIVE_S = 60.0  # a run whose Lease was renewed within this time is alive
 _CLUSTER_SCOPED_KINDS = "clusterroles,clusterrolebindings,priorityclasses"
 _RELEASE_NAMESPACE_ANNOTATION = "meta.helm.sh/release-namespace"
 

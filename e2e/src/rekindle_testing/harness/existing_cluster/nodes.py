@@ -44,7 +44,7 @@ class ExistingNode:
         # The label first: a run that is killed now leaves nothing that the next does not find.
         self._kubectl("label", "node", self.name, f"{LABEL_RUN}={self._run.id}", "--overwrite")
         self._kubectl("cordon", self.name)
-        wait_for(f"the run's pods to leave {self.name}", self._is_drained, timeout_s, 0.5)
+        wait_for(f"the run's pods to leave {self.name}", self._is_drained, timeout_s, every_s=0.5)
 
     def uncordon(self) -> None:
         self._kubectl("uncordon", self.name)
@@ -73,6 +73,7 @@ class ExistingNode:
         try:
             self._core.create_namespaced_pod_eviction(name, namespace, eviction)
         except client.ApiException as error:
+            # 404: it is gone; 409: it is changing. The next look evicts what is still there.
             if error.status not in (404, 409, _NOT_YET):
                 raise
 

@@ -79,7 +79,7 @@ class Volume:
 
     def read(self, path: str, base: Path) -> None:
         """Replace a folder below `base` by that of the volume."""
-        size, archive = 1, b""
+        size, archive = 1, b""  # the first answer has the size of the archive
         while len(archive) < size:
             number, offset = next(self._numbers), str(len(archive))
             answer = self._run(number, "read", path, offset, str(_LOG_PART_BYTES))
@@ -113,7 +113,7 @@ class Volume:
                 f"pod {name} in {self._namespace} to end",
                 lambda: found if (found := self._phase(name)) in _ENDED else None,
                 self._timeout_s,
-                0.25,
+                every_s=0.25,
             )
             log = self._read_log(name)
         finally:

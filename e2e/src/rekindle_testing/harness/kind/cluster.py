@@ -1,4 +1,5 @@
-"""Rekindle on a cluster of its own that kind makes, and deletes at the end.
+"""Rekindle on a cluster of its own, made by the program `kind` (Kubernetes in Docker) and deleted
+at the end.
 
 One cluster at a time on a machine, with a fixed name: a file lock shows whether its owner is alive.
 So the next run deletes what a killed one has left.
@@ -173,7 +174,7 @@ class KindCluster(Cluster):
         def is_ready() -> bool:
             return self._renewed_at(node.name) != before and self._is_ready(node.name)
 
-        wait_for(f"{node.name} to be Ready", is_ready, _READY_TIMEOUT_S, 0.5)
+        wait_for(f"{node.name} to be Ready", is_ready, _READY_TIMEOUT_S, every_s=0.5)
         self.nodes[node.name] = node
         return node.name
 

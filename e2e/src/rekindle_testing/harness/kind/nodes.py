@@ -15,13 +15,13 @@ _DROP_RULES = (
 )
 # As on embedded nodes: the environment of Rekindle's programs names the address of the pod.
 KILL_PROCESSES = r"""
-found=1
+status=1
 for process in /proc/[0-9]*; do
     if grep -qzs "=${1//./\\.}\$" "$process/environ" && grep -qas rekindle "$process/cmdline"; then
-        kill -9 "${process#/proc/}" && found=0
+        kill -9 "${process#/proc/}" && status=0
     fi
 done
-exit $found
+exit $status
 """
 
 

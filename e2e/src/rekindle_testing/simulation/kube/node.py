@@ -12,8 +12,8 @@ from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
 from rekindle_testing.simulation.pod import SimulatedPod
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
-_SYNC_S = 0.3
-_END_S = (0.3, 4.0)
+_SYNC_S = 0.3  # how often a kubelet compares its pods with those of the API server
+_END_S = (0.3, 4.0)  # how long a pod takes to end, at least and at most
 _KUBELET_PORT = 10250
 
 MakePod = Callable[[Json, "Node"], SimulatedPod[Any]]

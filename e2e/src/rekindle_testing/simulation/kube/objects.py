@@ -274,8 +274,8 @@ def copied(value: Any) -> Any:
     return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
-def encoded(body: Any) -> Any:
-    """The body of a request of the official client."""
+def decoded(body: Any) -> Any:
+    """The body of a request of the official client, which may be JSON as text."""
     return json.loads(body) if isinstance(body, bytes | str) else body
 
 

@@ -82,7 +82,7 @@ class ApiServer:
         selector: str = "",
         expired: Callable[[], None] | None = None,
     ) -> Watch:
-        """`responded` is called whenever the client hears of the server; `expired`: when its
+        """`responded` is called whenever the client hears from the server; `expired`: when its
         version is no longer known; None: that never happens."""
         found = Watch(self, process, plural, after_version, deliver, responded, selector, expired)
         self._watches.append(found)
@@ -123,8 +123,9 @@ class ApiServer:
 
 @dataclass(slots=True)
 class Watch:
-    """`version`: of the last event that was sent. `is_closed`: the client has been told that its
-    version has expired."""
+    """`version`: that of the client's list; only later events are sent. `position`: in the server's
+    log of events of this kind. `is_due`: it is scheduled to send. `is_closed`: the client has been
+    told that its version has expired."""
 
     server: ApiServer
     process: Process

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from kubernetes import client
 from urllib3.exceptions import HTTPError
 
-from rekindle_testing.simulation.kube.objects import ApiRequest, ApiResponse, encoded
+from rekindle_testing.simulation.kube.objects import ApiRequest, ApiResponse, decoded
 from rekindle_testing.simulation.network import API, Network
 from rekindle_testing.simulation.operator.program import Program
 from rekindle_testing.simulation.scheduler import Process
@@ -50,7 +50,7 @@ class SimulatedClient(client.ApiClient):
         parts = urlsplit(url)
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         body = args[1] if len(args) > 1 else None
-        request = ApiRequest(method, path, encoded(body))
+        request = ApiRequest(method, path, decoded(body))
         if method != "GET":
             self._on_write(request)
         connect_s, read_s = options.get("_request_timeout") or _TIMEOUT_S

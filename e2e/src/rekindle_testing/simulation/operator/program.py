@@ -41,8 +41,8 @@ class Program:
     # --- called by the program ------------------------------------------------
 
     def wait(self, start: Callable[[Done], None]) -> Any:
-        """Start something, and return what it gives to the function that it gets. It must not call
-        that before `start` has returned."""
+        """Call `start` with a function `done`, wait until somebody calls `done(value)`, and return
+        the value. `done` must not be called before `start` has returned."""
         self._waits += 1
         number = self._waits
         start(lambda value: self._process.do(lambda: self._resume(number, value)))
@@ -119,7 +119,7 @@ class SimulatedEvent:
 
 
 class InlinePool(Executor):
-    """Does what is submitted at once, in the thread of who submits it."""
+    """Calls each function within `submit`, in the thread of the caller."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()

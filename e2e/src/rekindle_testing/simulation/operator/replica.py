@@ -43,7 +43,7 @@ from rekindle_testing.simulation.operator.program import InlinePool, Program, Si
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 _PROBE_TICK_S = 0.25
-_SLOWEST_PASS_S = 0.3
+_MAX_OVERSLEEP_S = 0.3
 _LIST_RETRY_S = 1.0
 _PATHS = {
     PODS: "/api/v1/pods",
@@ -58,7 +58,7 @@ OnWrite = Callable[["OperatorReplica", ApiRequest], None]
 
 
 class OperatorReplica:
-    """A process; its successor begins with an empty memory."""
+    """A process; the one that replaces it begins with an empty memory."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class OperatorReplica:
 
     def _sleep(self, seconds: float) -> None:
         """A sleep takes longer than requested, because the machine is busy."""
-        self._control.sleep(seconds + self._scheduler.between(0.0, _SLOWEST_PASS_S))
+        self._control.sleep(seconds + self._scheduler.between(0.0, _MAX_OVERSLEEP_S))
 
     def _elect(self) -> None:
         while True:
@@ -154,7 +154,7 @@ class OperatorReplica:
         responded: Callable[[], None] = lambda: None,
     ) -> None:
         """`replace_all`: takes over a list and its version."""
-        programs: list[Program] = []  # that list again; the last one may still run
+        programs: list[Program] = []  # each lists all objects after an expired version
 
         def list_again() -> None:
             program = programs[-1]
