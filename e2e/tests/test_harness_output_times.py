@@ -17,7 +17,8 @@ from rekindle_testing.harness.output_times import (
     written_files,
 )
 
-# Two partitions, an epoch each second, from 100.0 on; epoch 2 of partition 1 is late.
+# Written at, epoch, partition, rows. Two partitions, an epoch each second, from 100.0 on; epoch 2
+# of partition 1 is late.
 FILES = [
     WrittenFile(101.1, 0, 0, 10),
     WrittenFile(101.2, 0, 1, 20),
@@ -38,11 +39,11 @@ def test_an_epoch_is_as_late_as_its_last_partition() -> None:
 
 
 def test_a_late_partition_is_a_long_interval() -> None:
-    assert intervals(FILES, 100.0, 105.0) == pytest.approx([1.0, 1.8, 0.2])
+    assert intervals(FILES, since_s=100.0, until_s=105.0) == pytest.approx([1.0, 1.8, 0.2])
 
 
 def test_intervals_reach_beyond_what_is_looked_at() -> None:
-    assert intervals(FILES, 103.0, 103.1) == pytest.approx([1.8])
+    assert intervals(FILES, since_s=103.0, until_s=103.1) == pytest.approx([1.8])
 
 
 def test_rates_are_of_bins_of_equal_length() -> None:

@@ -29,6 +29,7 @@ def coordinator_with(cluster: ModelCluster, template: dict[str, Any]) -> dict[st
 
 
 def task(**fields: Any) -> dict[str, Any]:
+    """A `podTemplate` with these fields of the container of a task."""
     return {"spec": {"containers": [{"name": "task", **fields}]}}
 
 

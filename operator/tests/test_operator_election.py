@@ -119,7 +119,7 @@ class World:
         if process.dead:
             return
         began, before = self.now, process.candidate
-        there = self.delay()
+        request_delay_s = self.delay()
         if self.happens(self.faults.lost_request):
             self.response_at(began + _TIMEOUT_S, process, began, None)
             return
@@ -141,7 +141,7 @@ class World:
             else:
                 self.response_at(self.now + self.delay(), process, began, response)
 
-        self.after(there, serve)
+        self.after(request_delay_s, serve)
 
     def response_at(
         self,
@@ -194,7 +194,7 @@ def test_at_most_one_process_leads(seed: int, processes: int, faults: Faults) ->
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) -> None:
-    world = World(seed, 3, Faults())
+    world = World(seed, processes=3, faults=Faults())
     world.run(until=10 + seed / 50)
     world.server.record = None
     world.run(until=world.now + 3)
@@ -204,7 +204,7 @@ def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) ->
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), faults=FAULTS)
 def test_one_leads_after_calls_succeed_again(seed: int, faults: Faults) -> None:
-    world = World(seed, 3, faults)
+    world = World(seed, processes=3, faults=faults)
     world.run(until=30)
     world.faults = Faults()
     world.run(until=50)
@@ -213,7 +213,7 @@ def test_one_leads_after_calls_succeed_again(seed: int, faults: Faults) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_another_leads_three_seconds_after_a_crash(seed: int) -> None:
-    world = World(seed, 3, Faults())
+    world = World(seed, processes=3, faults=Faults())
     world.run(until=10)
     (leader,) = world.leaders()
     world.processes[int(leader)].dead = True
@@ -223,7 +223,7 @@ def test_another_leads_three_seconds_after_a_crash(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_slow_api_server_does_not_change_the_leader(seed: int) -> None:
-    world = World(seed, 3, Faults())
+    world = World(seed, processes=3, faults=Faults())
     world.run(until=10)
     (leader,) = world.leaders()
     term = world.processes[int(leader)].candidate.term

@@ -35,7 +35,7 @@ def source_of(
     verifies: bool = True,
     **files: Any,
 ) -> FilesSource:
-    """`partition`: its number, and how many there are."""
+    """`partition`: its number, and how many there are. `verifies`: each cut verifies a checksum."""
     spec = {
         "name": "s",
         "schema": "-",

@@ -210,6 +210,7 @@ def test_an_invalid_time_is_named_with_its_row(
     tmp_path: Path, schema: str, expression: str, bad: str, message: str
 ) -> None:
     good = {"t BIGINT": "1", "t DOUBLE": "1"}.get(schema, "01/02/2020")
+    # A good row precedes it only where the expression has a format of dates.
     rows = [bad] if "H" in expression or "t)" in expression else [good, bad]
     message = rf"in\.csv: eventTime\.expression, row {len(rows)}: .*{message}"
     with pytest.raises(SchemaMismatch, match=message):
