@@ -47,12 +47,12 @@ def test_intervals_reach_beyond_what_is_looked_at() -> None:
 
 
 def test_rates_are_of_bins_of_equal_length() -> None:
-    assert rows_per_s(FILES, 101.0, 103.0, 0.5) == [60.0, 0.0, 60.0, 0.0]
+    assert rows_per_s(FILES, since_s=101.0, until_s=103.0, bin_s=0.5) == [60.0, 0.0, 60.0, 0.0]
 
 
 @given(WRITTEN, st.sampled_from([0.1, 0.25, 1.0]))
 def test_every_row_is_in_one_bin(files: list[WrittenFile], bin_s: float) -> None:
-    rates = rows_per_s(files, 0.0, 100.5, bin_s)
+    rates = rows_per_s(files, since_s=0.0, until_s=100.5, bin_s=bin_s)
     assert sum(rates) * bin_s == pytest.approx(sum(file.rows for file in files))
 
 

@@ -240,7 +240,9 @@ def candidate(name: str = "a", seen: LeaseRecord | None = None) -> Candidate:
 
 
 def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> LeaseRecord:
-    return LeaseRecord(holder, f"process of {holder}", lease_s, 0, version, "uid")
+    return LeaseRecord(
+        holder, f"process of {holder}", lease_s, transitions=0, version=version, uid="uid"
+    )
 
 
 def leading(name: str = "a") -> Candidate:
@@ -284,7 +286,7 @@ def test_a_longer_lease_of_the_holder_is_respected() -> None:
 
 
 def test_a_holder_of_the_same_name_is_another_process() -> None:
-    other = LeaseRecord("a", "an earlier process", 2.0, 0, "1")
+    other = LeaseRecord("a", "an earlier process", lease_s=2.0, transitions=0, version="1")
     assert not candidate("a", other).is_holder
 
 
@@ -332,5 +334,5 @@ def test_timing_that_allows_two_leaders_is_refused() -> None:
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:
-    written = LeaseRecord("a", "p", 2.0, 3, "7")
+    written = LeaseRecord("a", "p", lease_s=2.0, transitions=3, version="7")
     assert read_lease(lease_body("ns", "name", written, 5.0, 4.0)) == written

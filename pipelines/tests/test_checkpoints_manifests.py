@@ -1,4 +1,8 @@
-"""Manifests: one coordinator wins, and garbage collection never deletes what is needed."""
+"""Manifests: one coordinator wins, and garbage collection never deletes what is needed.
+
+"u" is the uid of a topology. `StateStore.save` gets segment, partition, epoch, watermark,
+operators, state, and the entry whose objects may be used again.
+"""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def node_of(
 
 def opened(tmp: Path, url: str, schema: str, expression: str | None, **f: Any) -> ReplayableSource:
     node = node_of(url, schema, expression, **f)
-    return open_source(node.spec, node, 1_000_000, tmp / "work")  # type: ignore[arg-type]
+    return open_source(node.spec, node, epoch_interval_us=1_000_000, work_dir=tmp / "work")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["csv", "json", "parquet"])
