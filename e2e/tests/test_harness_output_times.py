@@ -17,7 +17,8 @@ from rekindle_testing.harness.output_times import (
     written_files,
 )
 
-# Two partitions, an epoch each second, from 100.0 on; epoch 2 of partition 1 is late.
+# Written at, epoch, partition, rows. Two partitions, an epoch each second, from 100.0 on; epoch 2
+# of partition 1 is late.
 FILES = [
     WrittenFile(101.1, 0, 0, 10),
     WrittenFile(101.2, 0, 1, 20),
@@ -38,20 +39,20 @@ def test_an_epoch_is_as_late_as_its_last_partition() -> None:
 
 
 def test_a_late_partition_is_a_long_interval() -> None:
-    assert intervals(FILES, 100.0, 105.0) == pytest.approx([1.0, 1.8, 0.2])
+    assert intervals(FILES, since_s=100.0, until_s=105.0) == pytest.approx([1.0, 1.8, 0.2])
 
 
 def test_intervals_reach_beyond_what_is_looked_at() -> None:
-    assert intervals(FILES, 103.0, 103.1) == pytest.approx([1.8])
+    assert intervals(FILES, since_s=103.0, until_s=103.1) == pytest.approx([1.8])
 
 
 def test_rates_are_of_bins_of_equal_length() -> None:
-    assert rows_per_s(FILES, 101.0, 103.0, 0.5) == [60.0, 0.0, 60.0, 0.0]
+    assert rows_per_s(FILES, since_s=101.0, until_s=103.0, bin_s=0.5) == [60.0, 0.0, 60.0, 0.0]
 
 
 @given(WRITTEN, st.sampled_from([0.1, 0.25, 1.0]))
 def test_every_row_is_in_one_bin(files: list[WrittenFile], bin_s: float) -> None:
-    rates = rows_per_s(files, 0.0, 100.5, bin_s)
+    rates = rows_per_s(files, since_s=0.0, until_s=100.5, bin_s=bin_s)
     assert sum(rates) * bin_s == pytest.approx(sum(file.rows for file in files))
 
 

@@ -18,15 +18,16 @@ def test_a_report_can_be_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_line_shows_whether_the_target_was_met() -> None:
-    missed, kept = Row("gap", {"s": 1.2}, 1.1, met=False), Row("gap", {"s": 1.0}, 1.1, met=True)
+    missed, met = (Row("gap", {"s": s}, target=1.1, met=s <= 1.1) for s in (1.2, 1.0))
     assert format_row(missed) == "gap  s 1.2  (target 1.1)  MISSED"
-    assert format_row(kept, width=5) == "gap    s 1  (target 1.1)  ok"
+    assert format_row(met, width=5) == "gap    s 1  (target 1.1)  ok"
     assert format_row(Row("gap", {"s": 1.0})) == "gap  s 1"
 
 
 def test_what_missed_its_target_is_bold_in_markdown() -> None:
-    missed, kept = Row("gap", {"s": 1.2}, 1.1, met=False), Row("load", {"1 min": 0.5})
-    assert to_markdown([missed, kept]).splitlines()[2:] == [
+    missed = Row("gap", {"s": 1.2}, target=1.1, met=False)
+    without_target = Row("load", {"1 min": 0.5})
+    assert to_markdown([missed, without_target]).splitlines()[2:] == [
         "| gap | **s 1.2** | 1.1 |",
         "| load | 1 min 0.5 |  |",
     ]

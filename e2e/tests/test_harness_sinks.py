@@ -9,7 +9,7 @@ from rekindle_testing.harness.sinks import file_write_times, longest_pause
 
 @pytest.mark.parametrize(
     ("files", "pause_s"),
-    [
+    [  # files: when each was written, and its epoch
         ([(8.0, 8), (9.0, 9), (10.0, 10), (11.0, 11)], 1.0),
         ([(9.0, 9), (24.0, 10), (24.1, 11)], 15.0),
         # Two epochs without rows explain two seconds.

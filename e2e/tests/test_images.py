@@ -1,4 +1,5 @@
-"""`make images` without a container engine: which one, which base, commands, what a start says."""
+"""`make images` without a container engine: the choice of an engine and of a base image, command
+lines, and checks of what the process in a new container prints."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from rekindle_testing.paths import ROOT
 WORK = Path("/work")
 DOCKER, PODMAN, BUILDAH = (ContainerEngine(kind, WORK) for kind in EngineKind)
 every_engine = pytest.mark.parametrize("engine", [DOCKER, PODMAN, BUILDAH], ids=lambda e: e.kind)
-FROM_A_START = {
+FROM_A_START = {  # findings of `image_checks.py` in a container of the operator's image
     "user": 10001,
     "read_only": True,
     "writable": ["/tmp"],
@@ -141,7 +142,7 @@ def test_buildah_keeps_all_that_it_makes_and_mounts_to_itself() -> None:
 
 @pytest.mark.parametrize("engine", [DOCKER, PODMAN], ids=lambda e: e.kind)
 def test_a_container_has_what_a_pod_has(engine: ContainerEngine) -> None:
-    command = engine.run("t", "n", ("/tmp",), ("python", "-"))
+    command = engine.run("t", "n", writable=("/tmp",), command=("python", "-"))
     for option in ("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges"):
         assert option in command
     # Spark's libraries are loaded from there, which tmpfs does not allow by default.
@@ -154,7 +155,9 @@ def test_an_images_config_is_read(engine: ContainerEngine) -> None:
     config = {"User": "1:2", "Env": ["A=b=c"], "Entrypoint": ["tini", "--"], "Cmd": ["x"]}
     documents = {EngineKind.BUILDAH: {"OCIv1": {"config": config}}}
     document = documents.get(engine.kind, [{"Config": config}])
-    expected = ImageConfig("1:2", {"A": "b=c"}, ("tini", "--"), ("x",), "/")
+    expected = ImageConfig(
+        "1:2", {"A": "b=c"}, entry_point=("tini", "--"), command=("x",), directory="/"
+    )
     assert engine.parse_config(json.dumps(document)) == expected
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.kubelet
 
 PAUSE = Path(sys.executable)
 """Any file: nothing is started from a template here."""
-MAKES = """
+MAKE_TEMPLATE = """
     import os, signal, sys
     from pathlib import Path
     from rekindle_testing.embedded.kubelet_node import image_store
@@ -56,8 +56,10 @@ def image(directory: Path, content: str = "1") -> Path:
     return path
 
 
-def makes(file: Path, mode: str = "") -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", textwrap.dedent(MAKES), str(file), str(PAUSE), mode]
+def start_making(file: Path, mode: str = "") -> subprocess.Popen[str]:
+    """A process that makes a template; with the mode "killed" it kills itself before it imports
+    `file`."""
+    command = [sys.executable, "-c", textwrap.dedent(MAKE_TEMPLATE), str(file), str(PAUSE), mode]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -67,7 +69,7 @@ def templates(cache: Path) -> list[Path]:
 
 def test_two_processes_make_one_template(tmp_path: Path, cache: Path) -> None:
     file = image(tmp_path)
-    both = [makes(file) for _ in range(2)]
+    both = [start_making(file) for _ in range(2)]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert {lines[-1] for lines in outputs} == {
@@ -78,7 +80,7 @@ def test_two_processes_make_one_template(tmp_path: Path, cache: Path) -> None:
 
 def test_what_a_killed_process_has_begun_is_not_used(tmp_path: Path, cache: Path) -> None:
     file = image(tmp_path)
-    with makes(file, "killed") as killed:
+    with start_making(file, "killed") as killed:
         killed.communicate(timeout=60)
     (begun,) = templates(cache)
     assert begun.name.startswith(".")

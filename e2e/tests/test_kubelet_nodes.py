@@ -47,6 +47,7 @@ GRACE_S = 30.0
 """Of a node that is silent: the control plane's grace period and the time to notice."""
 
 LATER = "docker.io/rekindle/later:dev"
+"""An image that a node gets while it runs."""
 CTR = ("ctr", "--namespace", "k8s.io")
 
 _numbers = itertools.count(1)
@@ -116,6 +117,7 @@ def pods(control_plane: ControlPlane) -> Iterator[Pods]:
 
 
 def on(node: KubeletNode, script: str, **more: Any) -> dict[str, Any]:
+    """The spec of a pod on this node. `more`: fields of its container."""
     container = {"name": "c", "image": BUSYBOX_IMAGE, "command": ["/bin/sh", "-c", script], **more}
     return {
         "nodeName": node.name,
@@ -185,8 +187,8 @@ def contents(directory: Path) -> dict[str, tuple[int, int, int, int, str]]:
     found = {}
     for path in sorted(directory.rglob("*")):
         status = path.lstat()
-        kept = path.is_file() and not path.is_symlink()
-        digest = hashlib.sha256(path.read_bytes()).hexdigest() if kept else ""
+        has_content = path.is_file() and not path.is_symlink()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest() if has_content else ""
         facts = (status.st_mode, status.st_uid, status.st_ino, status.st_mtime_ns, digest)
         found[str(path.relative_to(directory))] = facts
     return found
@@ -294,7 +296,7 @@ def test_a_service_reaches_its_pods_on_both_nodes(
     seen: set[str] = set()
 
     def both() -> bool:
-        # Of its own node too, which bypasses the router.
+        # Also the pod on the node of the client, to which packets do not leave the node.
         with contextlib.suppress(KubectlError):
             seen.add(get(control_plane, "behind-0", address, port=80).strip())
         return seen == {"behind-0", "behind-1"}
@@ -555,7 +557,7 @@ STARTS_A_NODE = """
 def test_whenever_a_start_is_killed_all_is_removed(
     machine: None, tmp_path: Path, after_s: float
 ) -> None:
-    """So what is made is recorded before."""
+    """Because each resource is recorded in the state file before it is made."""
     before = machine_wide()
     script = [sys.executable, "-c", textwrap.dedent(STARTS_A_NODE), str(tmp_path)]
     with subprocess.Popen(script, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

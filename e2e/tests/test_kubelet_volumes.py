@@ -31,7 +31,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(directory: Path) -> Iterator[FuseVolume]:
-    """Of what the pods share. It is mounted before the nodes, which see no later mounts."""
+    """Serves the directory that all pods share. It is mounted before the nodes start, which see no
+    later mounts."""
     with FuseVolume(directory / "shared", directory / "behind", directory / "logs") as volume:
         yield volume
 

@@ -116,10 +116,12 @@ def _without_coordinator(world: World, nodes: list[str]) -> str:
 
 
 def _records(world: World) -> set[str]:
+    """Names of ConfigMaps, which generation records are."""
     return {name_of(c) for c in world.core.list_namespaced_config_map("default").items}
 
 
 def _on(world: World, node: str) -> set[str]:
+    """Names of the tasks' pods on the node."""
     return {n for n, p in world.pods("flights").items() if p.spec.node_name == node}
 
 
@@ -176,12 +178,12 @@ def test_a_silent_node_is_lost_before_it_is_not_ready(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
-    quiet = _without_coordinator(world, nodes)
-    lost = _on(world, quiet)
+    silent_node = _without_coordinator(world, nodes)
+    lost = _on(world, silent_node)
     world.silent |= lost
     wait_for("its tasks on other nodes", lambda: not lost & set(world.pods("flights")))
     wait_for("it runs again", lambda: _is_running(world))
-    assert not _on(world, quiet), "a quarantined node gets nothing"
+    assert not _on(world, silent_node), "a quarantined node gets nothing"
 
 
 def test_only_nodes_with_silent_kubelets_are_lost(
@@ -190,9 +192,9 @@ def test_only_nodes_with_silent_kubelets_are_lost(
     """A coordinator that gets no responses suspects all tasks; it is believed only about tasks on
     nodes whose kubelets are silent too."""
     wait_for("it runs", lambda: _is_running(world))
-    quiet = _without_coordinator(world, nodes)
-    lost, all_of_them = _on(world, quiet), set(world.pods("flights"))
-    world.kubelets[quiet].hangs = world.coordinator_isolated = True
+    silent_node = _without_coordinator(world, nodes)
+    lost, all_of_them = _on(world, silent_node), set(world.pods("flights"))
+    world.kubelets[silent_node].hangs = world.coordinator_isolated = True
     try:
         wait_for("its tasks on other nodes", lambda: not lost & set(world.pods("flights")))
         time.sleep(_SILENT_S)  # without responses of their kubelets, the others would be lost
@@ -200,7 +202,7 @@ def test_only_nodes_with_silent_kubelets_are_lost(
         world.coordinator_isolated = False
     wait_for("it runs again", lambda: _is_running(world))
     history = world.status("flights")["recovery"]["history"]
-    assert history[0]["lostNodes"] == [quiet]
+    assert history[0]["lostNodes"] == [silent_node]
     assert all_of_them - lost <= set(world.pods("flights"))
 
 

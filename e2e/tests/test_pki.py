@@ -53,15 +53,15 @@ def handshake(ca: Path, server: KeyPair, client: KeyPair, host: str) -> dict[str
 def test_a_client_certificate_has_name_and_group(
     authority: CertificateAuthority,
 ) -> None:
-    server = authority.issue_server("server", "server", ["127.0.0.5", "node.local"])
-    client = authority.issue_client("node", "system:node:n1", "system:nodes")
-    subject = handshake(authority.pair.certificate, server, client, "127.0.0.5")
+    server = authority.issue_server("server", "server", hosts=["127.0.0.5", "node.local"])
+    client = authority.issue_client("node", "system:node:n1", group="system:nodes")
+    subject = handshake(authority.pair.certificate, server, client, host="127.0.0.5")
     assert subject == {"commonName": "system:node:n1", "organizationName": "system:nodes"}
     assert handshake(authority.pair.certificate, server, client, "node.local")
 
 
 def test_a_server_certificate_is_for_its_addresses_only(authority: CertificateAuthority) -> None:
-    server = authority.issue_server("elsewhere", "server", ["127.0.0.5"])
+    server = authority.issue_server("elsewhere", "server", hosts=["127.0.0.5"])
     client = authority.issue_client("client", "client")
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(authority.pair.certificate, server, client, "127.0.0.6")

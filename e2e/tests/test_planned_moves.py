@@ -1,7 +1,7 @@
 """Planned moves: `kubectl drain` of every node in turn, while the topology runs.
 
-The topology has a source of one replica, whose task nobody replaces while it moves, and an operator
-of two. The coordinator and the operator's replicas move as well.
+The topology has a source of one replica, for which no other stands in while it moves, and an
+operator of two. The coordinator and the replicas of Rekindle's operator move as well.
 """
 
 from __future__ import annotations

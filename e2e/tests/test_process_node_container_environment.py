@@ -55,6 +55,7 @@ def objects(pods: Pods) -> Iterator[Pods]:
 
 
 def on(node: ProcessNode, script: str, **more: Any) -> dict[str, Any]:
+    """The spec of a pod on this node. `more`: fields of the pod or of its container."""
     fields = ("volumes", "restartPolicy", "initContainers", "automountServiceAccountToken")
     pod = {field: more.pop(field) for field in fields if field in more}
     main = {"name": "main", "image": "machine", "command": ["sh", "-c", script], **more}

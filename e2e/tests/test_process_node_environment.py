@@ -1,4 +1,4 @@
-"""Environment, fields, quantities and commands of a process node's containers: pure."""
+"""Environment, fields, quantities and commands of a process node's containers, without a node."""
 
 import base64
 from decimal import Decimal
@@ -18,7 +18,9 @@ from rekindle_testing.embedded.process_node.fields import (
 )
 from rekindle_testing.embedded.process_node.settings import Image
 
-DOWNWARD_VALUES = DownwardValues("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
+DOWNWARD_VALUES = DownwardValues(
+    pod_ip="127.7.1.1", host_ip="127.7.0.1", allocatable={"cpu": "4", "memory": "8Gi"}
+)
 POD: dict[str, Any] = {
     "metadata": {
         "name": "task-0",

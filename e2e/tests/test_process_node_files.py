@@ -21,7 +21,9 @@ from rekindle_testing.embedded.process_node.objects import TokenReader
 from rekindle_testing.embedded.process_node.payloads import File
 from rekindle_testing.embedded.process_node.shim import Log, timestamp
 
-DOWNWARD_VALUES = DownwardValues("127.7.1.1", "127.7.0.1", {"cpu": "4", "memory": "8Gi"})
+DOWNWARD_VALUES = DownwardValues(
+    pod_ip="127.7.1.1", host_ip="127.7.0.1", allocatable={"cpu": "4", "memory": "8Gi"}
+)
 POD: dict[str, Any] = {
     "metadata": {"name": "p", "namespace": "d", "uid": "u", "labels": {"a": "1"}},
     "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "2"}}}]},

@@ -14,7 +14,7 @@ from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenRe
 from rekindle_testing.embedded.process_node.volume_manager import VolumeManager
 from rekindle_testing.embedded.process_node.volumes import Volumes
 
-DOWNWARD_VALUES = DownwardValues("127.7.1.1", "127.7.0.1", {})
+DOWNWARD_VALUES = DownwardValues(pod_ip="127.7.1.1", host_ip="127.7.0.1", allocatable={})
 CONFIG = {"name": "config", "configMap": {"name": "settings"}}
 TOKEN = {"name": "token", "projected": {"sources": [{"serviceAccountToken": {"path": "token"}}]}}
 POD: dict[str, Any] = {
@@ -42,7 +42,7 @@ class Api:
 
 def volumes_of(api: Api, directory: Path, clock: Callable[[], float]) -> Volumes:
     client = cast(ApiClient, api)
-    return Volumes(directory, ObjectReader(client, 0.0), TokenReader(client, clock))
+    return Volumes(directory, ObjectReader(client, max_age_s=0.0), TokenReader(client, clock))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,9 @@ def test_a_token_is_refreshed_though_another_volume_fails(
     async def refresh() -> None:
         nonlocal now
         volumes = volumes_of(api, tmp_path, lambda: now)
-        manager = VolumeManager(volumes, 0.0, found.append, found.append)
+        manager = VolumeManager(
+            volumes, refresh_s=0.0, record_problem=found.append, evict=found.append
+        )
         assert await manager.sync(POD, DOWNWARD_VALUES) is not None
         assert (tmp_path / "token/token").read_text() == "token 1"
         now, api.failure = 3600.0, failure

@@ -51,7 +51,7 @@ def test_tasks_spread_out_when_nodes_are_back(tmp_path_factory: pytest.TempPathF
 
 
 def _wait_spread(run: Run) -> None:
-    """Two moves, each at least a minute after what was before."""
+    """Two moves: one at least a minute after the recovery, the other as long after the first."""
     began_s = run.observer.now()
     wait_for("one task a node", lambda: _tasks_by_node(run) == [1, 1, 1, 1], 900, 1)
     run.wait_redundant(timeout_s=240)

@@ -46,32 +46,35 @@ def fault(
 
 BY_FORCE = 1  # `other` of an eviction
 LOSES_POD = 30  # `other` of a fault of a party of a state movement: at once
-CHAIN, DIAMOND, NOT_READY_SOON = 9, 0, 36
+CHAIN_SEED, DIAMOND_SEED, NOT_READY_SOON_SEED = 9, 0, 36
 """Seeds of small clusters. In the last one, nodes are NotReady after 8 s without heartbeats."""
-STABLE_ONLY = {CHAIN: Variant(topologies.CHAIN), DIAMOND: Variant(topologies.DIAMOND)}
+STABLE_ONLY = {
+    CHAIN_SEED: Variant(topologies.CHAIN),
+    DIAMOND_SEED: Variant(topologies.DIAMOND),
+}
 FORGOTTEN = "reserved incarnations are forgotten"
-PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, what is violated
-    "a state is saved under another epoch": (CHAIN, [], "I1"),
+PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, begin of the failure
+    "a state is saved under another epoch": (CHAIN_SEED, [], "I1"),
     "inputs are merged in the order of arrival": (
-        CHAIN,
+        CHAIN_SEED,
         [fault(FaultKind.SLOW_TASK, 5.0, 20.0, target=0)],  # of the two partitions of the source
         "I1",
     ),
     "entries are committed before the sinks have written": (
-        CHAIN,
+        CHAIN_SEED,
         [fault(FaultKind.SINKS_DOWN, 3.0, 20.0)],
         "I2",
     ),
     "garbage collection keeps only the newest entries": (
-        CHAIN,
+        CHAIN_SEED,
         [fault(FaultKind.SINKS_DOWN, 10.0, 50.0)],  # sources go on, their consumer stays behind
         "I5",
     ),
-    "the plan ignores what runs": (DIAMOND, [fault(FaultKind.KILL_NODE, 10.0, 25.0)], "I6"),
-    "replicas may share a node": (DIAMOND, [fault(FaultKind.KILL_NODE, 10.0, 25.0)], "I6"),
-    FORGOTTEN: (CHAIN, [fault(FaultKind.EVICT_TASK, 9.0, 1.0, other=BY_FORCE)], "I9"),
+    "the plan ignores what runs": (DIAMOND_SEED, [fault(FaultKind.KILL_NODE, 10.0, 25.0)], "I6"),
+    "replicas may share a node": (DIAMOND_SEED, [fault(FaultKind.KILL_NODE, 10.0, 25.0)], "I6"),
+    FORGOTTEN: (CHAIN_SEED, [fault(FaultKind.EVICT_TASK, 9.0, 1.0, other=BY_FORCE)], "I9"),
     "a replica acts after its term": (
-        CHAIN,
+        CHAIN_SEED,
         [  # with luck in the middle of a pass
             f
             for at in (9.0, 16.05, 23.1, 30.15, 37.2)
@@ -83,9 +86,9 @@ PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, wha
         "I9",
     ),
     "a node that is not Ready is lost": (
-        NOT_READY_SOON,
+        NOT_READY_SOON_SEED,
         [fault(FaultKind.STOP_KUBELET, 20.0, 25.0, target) for target in (0, 1)],
-        "t-",
+        "t-",  # the message begins with the name of a pod of topology t
     ),
 }
 
@@ -118,7 +121,8 @@ simulation.cluster.end()
 
 
 def test_another_process_gives_the_same_run() -> None:
-    """Sets of strings have another order in it; the kubelet ends several pods at once."""
+    """Sets of strings are ordered differently in another process, which must not show: here the
+    kubelet of the node ends several pods at once."""
     first, second = (
         subprocess.run(
             [sys.executable, "-c", _LONG_PARTITION],
@@ -204,12 +208,13 @@ def test_tentative_results_come_in_time_and_are_corrected(
     during_failure: str, during_stabilization: str
 ) -> None:
     variant = Variant(topologies.CHAIN, 2.0, during_failure, during_stabilization)
-    outcome = simulate(CHAIN, INPUT_AWAY, variant)
+    outcome = simulate(CHAIN_SEED, INPUT_AWAY, variant)
     assert outcome.failure is None
     assert outcome.tentative > 5
 
 
 AT_START = [fault(FaultKind.STOP_TASK, at, 20.0, target=0) for at in (6.0, 7.0)]
+"""One of the two partitions of the source is away while the topology starts."""
 
 
 SLOW_REPLICAS = [
@@ -251,7 +256,7 @@ def test_bugs_in_tentative_results_and_moved_states_are_found(
     name: str, faults: Sequence[Fault], variant: Variant
 ) -> None:
     with MUTANTS[name]():
-        failure = simulate(CHAIN, faults, variant).failure
+        failure = simulate(CHAIN_SEED, faults, variant).failure
     assert failure is not None
 
 
@@ -265,7 +270,7 @@ def wrong_result(target: int, recurrence: Recurrence) -> list[Fault]:
 def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
     replica: int, recurrence: Recurrence
 ) -> None:
-    simulation = Simulation(CHAIN, wrong_result(replica, recurrence), STABLE)
+    simulation = Simulation(CHAIN_SEED, wrong_result(replica, recurrence), STABLE)
     outcome = simulation.run()
     checks = simulation.cluster.checks.of_wrong_results
     assert outcome.failure is None
@@ -297,7 +302,7 @@ def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
 )
 def test_bugs_in_disputes_are_found(name: str, topology: Spec, recurrence: Recurrence) -> None:
     with MUTANTS[name]():
-        failure = simulate(CHAIN, wrong_result(0, recurrence), Variant(topology)).failure
+        failure = simulate(CHAIN_SEED, wrong_result(0, recurrence), Variant(topology)).failure
     assert failure is not None
 
 

@@ -99,22 +99,22 @@ def test_a_watch_whose_version_has_expired_goes_on_after_a_list() -> None:
     scheduler = Scheduler(0)
     server = ApiServer(scheduler, Network(scheduler))
     seen: list[str] = []
-    told: list[bool] = []
+    expirations: list[bool] = []
     watch = server.watch(
         Process(scheduler, "client"),
         PODS,
-        0,
+        0,  # after this version
         lambda event: seen.append(event.raw["metadata"]["name"]),
-        expired=lambda: told.append(True),
+        expired=lambda: expirations.append(True),
     )
     server.expire_watches("client")
     server.objects.add(PODS, pod("a"))
     scheduler.run_until(5.0)
-    assert (seen, told) == ([], [True])
+    assert (seen, expirations) == ([], [True])
     watch.resume(server.objects.version)
     server.objects.add(PODS, pod("b"))
     scheduler.run_until(10.0)
-    assert (seen, told) == (["b"], [True])
+    assert (seen, expirations) == (["b"], [True])
 
 
 def test_a_watch_goes_on_where_it_was_interrupted() -> None:
@@ -122,7 +122,12 @@ def test_a_watch_goes_on_where_it_was_interrupted() -> None:
     server = ApiServer(scheduler, network := Network(scheduler))
     seen: list[str] = []
     process = Process(scheduler, "client")
-    server.watch(process, PODS, 0, lambda event: seen.append(event.raw["metadata"]["name"]))
+    server.watch(
+        process,
+        PODS,
+        after_version=0,
+        deliver=lambda event: seen.append(event.raw["metadata"]["name"]),
+    )
     server.objects.add(PODS, pod("a"))
     scheduler.run_until(1.0)
     assert seen == ["a"]

@@ -54,6 +54,7 @@ def test_a_pod_that_cannot_be_reached_does_not_count(cluster: SimulatedCluster) 
 
 
 def test_what_failed_is_done_at_once_later_or_never() -> None:
+    """A call that times out, or whose response is lost, may have an effect all the same."""
     scheduler, done_at = Scheduler(0), list[float]()
     for _ in range(100):
         done_though_failed(scheduler, lambda: done_at.append(scheduler.now))
@@ -68,7 +69,9 @@ def test_an_isolated_host_is_silent_and_a_process_that_is_gone_refuses() -> None
     ended: list[str] = []
 
     def call(host: str) -> None:
-        network.call(caller, host, None, lambda result: ended.append(type(result).__name__), 3.0)
+        network.call(
+            caller, host, None, lambda result: ended.append(type(result).__name__), deadline_s=3.0
+        )
 
     caller = Process(scheduler, "a")
     call("b")

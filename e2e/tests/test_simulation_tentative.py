@@ -24,12 +24,15 @@ from rekindle_testing.simulation.witnesses import Witnesses
 
 P = Partition("seg", 0)
 ONE, OTHER = Slot("seg", 0, 0), Slot("seg", 0, 1)
+"""Two replicas of it. Calls of `computed` below give incarnation, epoch and result."""
 
 
 def failed_order() -> OutputOrder:
-    """Stable through epoch 1, then two tentative ones."""
+    """Stable through epoch 1, then epochs 2 and 3 of the tentative attempt 1. Each call of an order
+    returns what is wrong with it, or ""."""
     order = OutputOrder()
-    steps = [order.stable(0), order.stable(1), order.new_tentative(1, 2), order.new_tentative(1, 3)]
+    steps = [order.stable(0), order.stable(1)]
+    steps += [order.new_tentative(attempt=1, epoch=epoch) for epoch in (2, 3)]
     assert steps == ["", "", "", ""]
     return order
 
@@ -44,7 +47,7 @@ def test_a_failure_that_is_corrected_is_in_order() -> None:
 
 def test_a_new_failure_may_go_on_in_a_correction() -> None:
     order = failed_order()
-    assert [order.undo(2), order.new_tentative(1, 4), order.stable(2)] == ["", "", ""]
+    assert [order.undo(2), order.new_tentative(attempt=1, epoch=4), order.stable(2)] == ["", "", ""]
     assert order.reconciliation_done(2) == ""
     assert order.tentative == {4}
     assert "not corrected" in order.settled()
@@ -66,15 +69,15 @@ def test_undo_leaves_no_tentative_epoch() -> None:
 def test_rec_done_says_what_is_corrected() -> None:
     order = failed_order()
     order.undo(2)
-    order.new_tentative(1, 4)
+    order.new_tentative(attempt=1, epoch=4)
     assert "not corrected" in order.reconciliation_done(4)
 
 
 def test_attempts_follow_each_other() -> None:
     order = failed_order()
     order.undo(2)
-    assert "open" in order.new_tentative(2, 4)
-    assert "follows attempt" in order.new_tentative(1, 5)
+    assert "open" in order.new_tentative(attempt=2, epoch=4)
+    assert "follows attempt" in order.new_tentative(attempt=1, epoch=5)
 
 
 def test_a_live_reader_gets_all_kinds_in_order() -> None:
@@ -82,10 +85,10 @@ def test_a_live_reader_gets_all_kinds_in_order() -> None:
     output = SimulatedOutput(disk, "boot", lambda: changes.append(1))
     for epoch in range(2):
         disk.append(epoch, f"s{epoch}")
-    assert output.append(1, 2, "t2")
-    assert not output.append(1, 1, "late")
+    assert output.append(attempt=1, epoch=2, value="t2")
+    assert not output.append(attempt=1, epoch=1, value="late")
     output.enter(ConsistencyState.UP_FAILURE)
-    request = ReadRequest(None, 0, LivePosition())
+    request = ReadRequest(None, from_epoch=0, live=LivePosition())
     items, position = output.read(request) or ((), None)
     assert [(i.kind, i.epoch, i.value) for i in items] == [
         (BatchKind.STABLE, 0, "s0"),
@@ -96,7 +99,7 @@ def test_a_live_reader_gets_all_kinds_in_order() -> None:
     disk.append(2, "s2")
     output.control(BatchKind.RECONCILIATION_DONE, 2)
     assert position is not None
-    items, _ = output.read(ReadRequest(None, 2, position)) or ((), None)
+    items, _ = output.read(ReadRequest(None, from_epoch=2, live=position)) or ((), None)
     assert [(i.kind, i.epoch) for i in items] == [
         (BatchKind.UNDO, 2),
         (BatchKind.STABLE, 2),
@@ -106,13 +109,13 @@ def test_a_live_reader_gets_all_kinds_in_order() -> None:
     assert (output.report.tentative, output.report.corrected) == (-1, 2)
 
 
-def test_a_live_reader_below_the_log_hears_so() -> None:
+def test_a_live_reader_below_the_log_gets_no_items() -> None:
     disk = Disk()
     for epoch in range(4):
         disk.append(epoch, str(epoch))
     disk.truncate(1)
     output = SimulatedOutput(disk, "boot", lambda: None)
-    assert output.read(ReadRequest(None, 0, LivePosition())) is None
+    assert output.read(ReadRequest(None, from_epoch=0, live=LivePosition())) is None
 
 
 def test_two_replicas_that_compute_are_witnesses() -> None:

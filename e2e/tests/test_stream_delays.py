@@ -17,6 +17,7 @@ from rekindle_testing.harness.stream_delays import (
 
 CLOCK = EpochClock(origin_s=1000.0, interval_s=0.5)
 CURRENT_S = 0.6
+"""Output is current while its epochs arrive with no more than this delay."""
 EPOCHS = (BatchKind.STABLE, BatchKind.TENTATIVE)
 
 
@@ -46,7 +47,8 @@ def failure() -> list[Arrival]:
 
 
 def test_a_failure_has_its_longest_delay_and_tentative_rows() -> None:
-    found = outage(failure(), CLOCK, at(1, 0.2).at_s, at(8, 0.4).at_s, CURRENT_S)
+    cut_s, healed_s = at(1, 0.2).at_s, at(8, 0.4).at_s
+    found = outage(failure(), CLOCK, cut_s, healed_s, CURRENT_S)
     assert found is not None
     assert round(found.delay_new_s, 3) == 2.7
     assert (found.tentative_epochs, found.tentative_rows) == (7, 42)

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def resource() -> dict[str, Any]:
-    """Observations of both sources together, an hour or a flight each, counted by day."""
+    """Rows of both sources together, a flight or an hour of weather each, counted by day."""
     document = flights.topology_resource(NAME, SPEEDUP)
     spec = document["spec"]
     both = " UNION ALL ".join(

@@ -92,15 +92,15 @@ def test_an_entry_whose_build_failed_does_not_exist(tmp_path: Path) -> None:
 
 def test_a_second_build_waits_for_the_first(tmp_path: Path) -> None:
     entry = tmp_path / "entry"
-    in_making, waited = threading.Event(), threading.Event()
+    begun, waited = threading.Event(), threading.Event()
 
     def make(directory: Path) -> None:
-        in_making.set()
+        begun.set()
         assert waited.wait(10)
 
     first = threading.Thread(target=make_once, args=(entry, make, no_progress))
     first.start()
-    assert in_making.wait(10)
+    assert begun.wait(10)
     assert make_once(entry, lambda directory: pytest.fail("twice"), lambda line: waited.set())
     first.join(10)
 
@@ -255,7 +255,7 @@ def test_a_node_has_the_control_planes_version_and_libraries() -> None:
     assert {name: others.get(name, version) for name, version in nodes.items()} == nodes
 
 
-def test_binaries_of_two_modules_are_no_entry() -> None:
+def test_an_entry_has_binaries_of_one_go_module() -> None:
     assert cache_key([NODE, PAUSE], "go1.26.8") != cache_key([NODE], "go1.26.8")
     with pytest.raises(ValueError, match="too many"):
         cache_key([NODE, KUBERNETES], "go1.26.8")

@@ -26,7 +26,7 @@ def node(name: str, **more: object) -> NodeView:
         cordoned=False,
         taints=(),
         labels={},
-        allocatable=ResourceAmounts(4000, 8 << 30, 50),
+        allocatable=ResourceAmounts(cpu_m=4000, memory=8 << 30, pods=50),
     )
     usual = {"kubelet": Endpoint("127.0.0.1", 10250)}
     return replace(made, **{**usual, **more})  # type: ignore[arg-type]

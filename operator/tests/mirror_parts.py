@@ -11,6 +11,6 @@ def pod(name: str, version: int, **spec: Any) -> dict[str, Any]:
         "name": name,
         "uid": f"uid-{name}",
         "resourceVersion": str(version),
-        "labels": {"long": "x" * 50},
+        "labels": {"long": "x" * 50},  # which the informer is not to keep
     }
     return {"metadata": meta, "spec": {"nodeSelector": {"disk": "fast"}, **spec}}

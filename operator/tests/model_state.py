@@ -49,7 +49,7 @@ class ModelState:
         self.leases: dict[str, LeaseView] = {}
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.reported_silent_since: dict[IncarnationRef, float] = {}
-        self.quarantined: dict[str, float] = {}
+        self.quarantined: dict[str, float] = {}  # node -> since when
         self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
@@ -61,10 +61,10 @@ class ModelState:
         self.failing: dict[str, float] = {}  # pod uid -> since when
         self.creating_containers: dict[str, float] = {}  # pod uid -> since when
         self.events: list[EmitEvent] = []
-        self.binding = True
-        self.died_at: dict[str, float] = {}
-        self.pods_respond = True
-        self.kubelets_respond = True  # the operator can reach those of running nodes
+        self.binding = True  # the scheduler binds pods
+        self.died_at: dict[str, float] = {}  # node -> when
+        self.pods_respond = True  # the operator can reach those of running nodes
+        self.kubelets_respond = True  # as above
         self.dead: set[str] = set()  # nodes without a kubelet
         self.stuck: set[str] = set()  # pods that have a node and never become Ready
         self.task_reports: dict[

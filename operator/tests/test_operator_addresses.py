@@ -47,7 +47,15 @@ def addresses(*pods: PodView) -> list[str]:
 def test_the_newest_pod_has_the_address() -> None:
     assert addresses(pod(1, "dead", "10.1.0.3"), pod(2, "new", "10.1.0.3")) == ["", "10.1.0.3"]
     foreign = PodView(
-        "x", "x", "x", 1, START + 9, "Running", "new", ResourceAmounts(), ip="10.1.0.3"
+        namespace="x",
+        name="x",
+        uid="x",
+        version=1,
+        created_at=START + 9,
+        phase="Running",
+        node="new",
+        requests=ResourceAmounts(),
+        ip="10.1.0.3",
     )
     assert addresses(pod(1, "dead", "10.1.0.3"), foreign) == ["", "10.1.0.3"]
 

@@ -35,6 +35,7 @@ def cluster(clock: Clock) -> ClusterCache:
 
 
 def report(version: int, **task: Any) -> dict[str, Any]:
+    """A topology whose coordinator reports one task with these fields."""
     entry = {"slot": SILENT.slot, "incarnation": SILENT.incarnation, "phase": "Live", **task}
     return {
         "metadata": {

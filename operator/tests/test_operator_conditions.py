@@ -146,7 +146,7 @@ def test_a_store_that_cannot_be_used_is_explained(
 
 
 def test_texts_of_problems_decide_no_condition(running: ModelCluster) -> None:
-    """Nor does the report of an older coordinator, which has no others."""
+    """Nor do those of an older coordinator, whose problems have texts and no kinds."""
     view = running.topologies["flights"]
     lost = "checkpoint store: cannot be restored: the entry of s/0 at epoch 9: an object is missing"
     report = {**view.data_plane, "headEpoch": 41, "checkpoint": {"epoch": 40}, "problems": [lost]}

@@ -108,7 +108,7 @@ def test_a_node_whose_coordinator_reports_is_not_lost(running: ModelCluster) -> 
     assert node is not None
     assert sum(p.node == node for p in running.tasks().values()) > 1
     running.kill_node_still_ready(node)
-    running.dead.clear()
+    running.dead.clear()  # only its tasks are reported silent
     running.pass_time(4.0)
     assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
     assert not assessment.lost_nodes

@@ -29,6 +29,7 @@ def coordinator_with(cluster: ModelCluster, template: dict[str, Any]) -> dict[st
 
 
 def task(**fields: Any) -> dict[str, Any]:
+    """A `podTemplate` with these fields of the container of a task."""
     return {"spec": {"containers": [{"name": "task", **fields}]}}
 
 
@@ -36,7 +37,7 @@ def test_the_coordinator_runs_where_tasks_may_run(cluster: ModelCluster) -> None
     where = {"tolerations": [BULK], "nodeSelector": {"disk": "fast"}, "priorityClassName": "p"}
     spec = coordinator_with(cluster, {"spec": where})["spec"]
     assert BULK in spec["tolerations"]
-    assert len(spec["tolerations"]) == 3
+    assert len(spec["tolerations"]) == 3, "with those of nodes that are not ready or unreachable"
     assert spec["nodeSelector"] == {"disk": "fast"}
     assert spec["priorityClassName"] == "p"
 

@@ -40,7 +40,8 @@ def scheduled(
 
 @dataclass
 class Doer:
-    """Hangs on names that begin with `hang` until released; fails those that begin with `fail`."""
+    """Executes actions, of which those fail whose keys begin with `fail`, those with `bug` raise an
+    error of the operator's own, and those with `hang` hang until released."""
 
     done: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -72,8 +73,16 @@ def dispatcher(
     stall_s: float = STALL_S / 5,
 ) -> Dispatcher:
     """By default, a call may take a fifth of the usual time."""
-    retries = Retries(lambda: 1.0)
-    return Dispatcher(doer, doer.skip, clock, lambda: True, retries, workers, stall_s)
+    retries = Retries(lambda: 1.0)  # without jitter
+    return Dispatcher(
+        doer,
+        doer.skip,
+        clock,
+        may_act=lambda: True,
+        retries=retries,
+        workers=workers,
+        stall_s=stall_s,
+    )
 
 
 def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
@@ -122,7 +131,15 @@ def test_a_hanging_namespace_gets_two_workers(
         doer.released.wait(_DEADLINE_S)
         return doer(scheduled)
 
-    doing = Dispatcher(do, doer.skip, lambda: 0.0, lambda: True, Retries(lambda: 1.0), 8, 60.0)
+    doing = Dispatcher(
+        do,
+        doer.skip,
+        clock=lambda: 0.0,
+        may_act=lambda: True,
+        retries=Retries(lambda: 1.0),
+        workers=8,
+        stall_s=60.0,
+    )
     running = threading.Thread(target=doing.run, args=([*bad, *good],))
     running.start()
     wait_for("eight are begun", lambda: len(begun) == 8)

@@ -310,7 +310,7 @@ def test_replicas_are_added_and_removed_in_place(running: ModelCluster) -> None:
 def test_a_replica_removed_and_added_again_is_no_loss(cluster: ModelCluster) -> None:
     cluster.edit("flights", **with_replicas(3))
     for name in "abcd":
-        cluster.add_node(name, 16_000, 64 << 30)
+        cluster.add_node(name, cpu_m=16_000, memory=64 << 30)
     cluster.settle()
     for replicas in (2, 3):
         cluster.edit("flights", **with_replicas(replicas))
@@ -368,7 +368,7 @@ def _lose_replicas_that_an_edit_keeps(cluster: ModelCluster) -> None:
     """A node with replicas 0 is lost; an edit then removes the replicas 1, which still run."""
     cluster.edit("flights", **with_replicas(2))
     for name in "ab":
-        cluster.add_node(name, 16_000, 64 << 30)
+        cluster.add_node(name, cpu_m=16_000, memory=64 << 30)
     cluster.settle()
     victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
     cluster.kill_node_not_ready(victim or "")
@@ -386,7 +386,7 @@ def test_the_last_surplus_replica_serves_without_capacity(
         cluster.pass_time(70.0)
     assert set(cluster.query_states().values()) == {"Live"}
     assert any(p.slot.replica == 1 for p in cluster.tasks().values() if p.slot)
-    cluster.add_node("c", 16_000, 64 << 30)
+    cluster.add_node("c", cpu_m=16_000, memory=64 << 30)
     cluster.settle()
     assert cluster.status()["phase"] == "Running"
     assert all(p.slot.replica == 0 for p in cluster.tasks().values() if p.slot)
@@ -430,11 +430,11 @@ def test_an_invalid_generation_record_keeps_the_recovery_status(
         running.remove_node(name)
     running.settle()
     record = running.generation_records["flights-g1"]
-    text = json.loads(record["data"]["topology.json"])
-    text["spec"]["queries"][0]["from"] = "nowhere"
-    record["data"]["topology.json"] = json.dumps(text)
+    document = json.loads(record["data"]["topology.json"])
+    document["spec"]["queries"][0]["from"] = "nowhere"
+    record["data"]["topology.json"] = json.dumps(document)
     view = running.topologies["flights"]
-    listed = [{"generation": 1, "digest": record_digest(json.dumps(text))}]
+    listed = [{"generation": 1, "digest": record_digest(json.dumps(document))}]
     running.topologies["flights"] = replace(view, status={**view.status, "generations": listed})
     before = running.status()["recovery"]
     assert "finishedAt" not in before["history"][0]
@@ -442,6 +442,6 @@ def test_an_invalid_generation_record_keeps_the_recovery_status(
     assert running.status()["recovery"] == before
     running.edit("flights", image="rekindle/pipelines:another")
     for name in "xyz":
-        running.add_node(name, 16_000, 64 << 30)
+        running.add_node(name, cpu_m=16_000, memory=64 << 30)
     running.settle()
     assert running.status()["phase"] == "Running"

@@ -119,7 +119,7 @@ class World:
         if process.dead:
             return
         began, before = self.now, process.candidate
-        there = self.delay()
+        request_delay_s = self.delay()
         if self.happens(self.faults.lost_request):
             self.response_at(began + _TIMEOUT_S, process, began, None)
             return
@@ -141,7 +141,7 @@ class World:
             else:
                 self.response_at(self.now + self.delay(), process, began, response)
 
-        self.after(there, serve)
+        self.after(request_delay_s, serve)
 
     def response_at(
         self,
@@ -194,7 +194,7 @@ def test_at_most_one_process_leads(seed: int, processes: int, faults: Faults) ->
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) -> None:
-    world = World(seed, 3, Faults())
+    world = World(seed, processes=3, faults=Faults())
     world.run(until=10 + seed / 50)
     world.server.record = None
     world.run(until=world.now + 3)
@@ -204,7 +204,7 @@ def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) ->
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), faults=FAULTS)
 def test_one_leads_after_calls_succeed_again(seed: int, faults: Faults) -> None:
-    world = World(seed, 3, faults)
+    world = World(seed, processes=3, faults=faults)
     world.run(until=30)
     world.faults = Faults()
     world.run(until=50)
@@ -213,7 +213,7 @@ def test_one_leads_after_calls_succeed_again(seed: int, faults: Faults) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_another_leads_three_seconds_after_a_crash(seed: int) -> None:
-    world = World(seed, 3, Faults())
+    world = World(seed, processes=3, faults=Faults())
     world.run(until=10)
     (leader,) = world.leaders()
     world.processes[int(leader)].dead = True
@@ -223,7 +223,7 @@ def test_another_leads_three_seconds_after_a_crash(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_slow_api_server_does_not_change_the_leader(seed: int) -> None:
-    world = World(seed, 3, Faults())
+    world = World(seed, processes=3, faults=Faults())
     world.run(until=10)
     (leader,) = world.leaders()
     term = world.processes[int(leader)].candidate.term
@@ -240,7 +240,9 @@ def candidate(name: str = "a", seen: LeaseRecord | None = None) -> Candidate:
 
 
 def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> LeaseRecord:
-    return LeaseRecord(holder, f"process of {holder}", lease_s, 0, version, "uid")
+    return LeaseRecord(
+        holder, f"process of {holder}", lease_s, transitions=0, version=version, uid="uid"
+    )
 
 
 def leading(name: str = "a") -> Candidate:
@@ -284,7 +286,7 @@ def test_a_longer_lease_of_the_holder_is_respected() -> None:
 
 
 def test_a_holder_of_the_same_name_is_another_process() -> None:
-    other = LeaseRecord("a", "an earlier process", 2.0, 0, "1")
+    other = LeaseRecord("a", "an earlier process", lease_s=2.0, transitions=0, version="1")
     assert not candidate("a", other).is_holder
 
 
@@ -332,5 +334,5 @@ def test_timing_that_allows_two_leaders_is_refused() -> None:
 
 
 def test_a_lease_is_read_as_it_was_written() -> None:
-    written = LeaseRecord("a", "p", 2.0, 3, "7")
+    written = LeaseRecord("a", "p", lease_s=2.0, transitions=3, version="7")
     assert read_lease(lease_body("ns", "name", written, 5.0, 4.0)) == written

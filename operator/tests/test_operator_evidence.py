@@ -30,10 +30,10 @@ def lost_nodes(cluster: ModelCluster) -> set[str]:
 
 def nodes_with_two_tasks(cluster: ModelCluster) -> list[str]:
     """Without the coordinator's."""
-    here: dict[str, int] = defaultdict(int)
+    tasks_on: dict[str, int] = defaultdict(int)
     for pod in cluster.tasks().values():
-        here[pod.node or ""] += 1
-    return [n for n, tasks in here.items() if tasks > 1 and n != cluster.coordinator().node]
+        tasks_on[pod.node or ""] += 1
+    return [n for n, tasks in tasks_on.items() if tasks > 1 and n != cluster.coordinator().node]
 
 
 # --- NotReady ------------------------------------------------------------------
@@ -106,7 +106,8 @@ def test_the_nodes_whose_tasks_respond_are_named(running: ModelCluster) -> None:
 
 
 def with_an_isolated_coordinator(running: ModelCluster) -> tuple[str, ...]:
-    """It hears only the tasks of its own node, and suspects nobody. Returns the other nodes."""
+    """It gets responses only of tasks on its own node, and suspects none yet. Returns the other
+    nodes."""
     here = running.coordinator().node
     for pod in running.tasks().values():
         if pod.node != here:
@@ -519,11 +520,22 @@ def test_no_report_loses_a_node_whose_kubelet_responds(
 
 def topology(fence: int, report: int | None, version: int = 1) -> TopologyView:
     status = {"dataPlane": {"fence": fence, **({"report": report} if report else {})}}
-    return TopologyView("default", "t", "uid", version, 1, "", False, {}, status)
+    return TopologyView(
+        "default",
+        "t",
+        "uid",
+        version,
+        generation=1,
+        creation_timestamp="",
+        deleting=False,
+        spec={},
+        status=status,
+    )
 
 
 def lease(holder: int, report: int | None, seen_at: float) -> LeaseView:
-    return LeaseView("default", "t-coordinator", 1, str(holder), seen_at, report)
+    """`report`: the number of the report that it names."""
+    return LeaseView("default", "t-coordinator", 1, str(holder), seen_at, report_number=report)
 
 
 @pytest.mark.parametrize(
@@ -547,7 +559,7 @@ def test_a_lease_confirms_only_the_report_that_it_names(
 def watching() -> ReportAges:
     """Of a process that was there before the first report."""
     ages = ReportAges()
-    ages.observe(TopologyView("default", "t", "uid", 1, 1, "", False, {}, {}), now=-1.0)
+    ages.observe(replace(topology(0, None), status={}), now=-1.0)
     return ages
 
 
@@ -586,13 +598,14 @@ def test_a_coordinator_that_has_a_successor_confirms_nothing_more() -> None:
     """Cut off from some nodes, it would report their tasks as silent."""
     ages, view = watching(), topology(2, 7)
     ages.observe(view, now=0.0)
-    assert ages.as_of([view], [lease(2, 7, 5.0)], {"uid": 2}) == {"uid": 5.0}
-    assert ages.as_of([view], [lease(2, 7, 7.0)], {"uid": 3}) == {"uid": 5.0}
+    assert ages.as_of([view], [lease(2, 7, 5.0)], newest={"uid": 2}) == {"uid": 5.0}
+    assert ages.as_of([view], [lease(2, 7, 7.0)], newest={"uid": 3}) == {"uid": 5.0}
     ages.observe(topology(2, 8, version=2), now=8.0)
-    assert ages.as_of([view], [], {"uid": 3}) == {"uid": 5.0}
-    assert ages.as_of([view], [], {"uid": 2}) == {"uid": 8.0}, "the successor's pod is gone"
+    assert ages.as_of([view], [], newest={"uid": 3}) == {"uid": 5.0}
+    gone = "the successor's pod is gone"
+    assert ages.as_of([view], [], newest={"uid": 2}) == {"uid": 8.0}, gone
     ages.observe(topology(3, 1, version=3), now=9.0)
-    assert ages.as_of([view], [], {"uid": 3}) == {"uid": 9.0}
+    assert ages.as_of([view], [], newest={"uid": 3}) == {"uid": 9.0}
 
 
 def test_a_report_that_is_read_again_is_not_fresher() -> None:

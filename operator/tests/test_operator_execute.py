@@ -70,7 +70,7 @@ class Refusing(client.ApiClient):
         return Response(200, {"kind": "Status", "metadata": meta, "data": self.data})
 
 
-_REMOVAL = DeletePod("default", "old", "u", 7, None, "why")
+_REMOVAL = DeletePod("default", "old", "u", version=7, grace_s=None, why="why")
 
 
 def executor_of(
@@ -107,7 +107,9 @@ def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
     cluster = ClusterCache(api, None, lambda: 1000.0)
     pods = (("spec.podTemplate", {"kind": "Pod"}),)
     executor = executor_of(api, cluster, lambda: 1000.0)
-    executor.run([TopologyActions("default/t", (DryRunPods("default", "u", 3, pods),))])
+    executor.run(
+        [TopologyActions("default/t", (DryRunPods("default", "u", generation=3, pods=pods),))]
+    )
     assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
     (problem,) = cluster.snapshot().dry_runs["u", 3].problems
     assert (problem.path, problem.reason) == ("spec.podTemplate", "PodRefused")
@@ -308,7 +310,14 @@ class Failing(client.ApiClient):
 def status_reserving(topology: str) -> WriteStatus:
     new_incarnations = frozenset({IncarnationRef(topology, f"{topology}-0", 2)})
     return WriteStatus(
-        "default", topology, topology, 1, {}, {}, urgent=True, new_incarnations=new_incarnations
+        "default",
+        topology,
+        uid=topology,
+        version=1,
+        replaces={},
+        status={},
+        urgent=True,
+        new_incarnations=new_incarnations,
     )
 
 
@@ -318,11 +327,20 @@ def creation(name: str, *, uid: str) -> CreatePod:
 
 
 def removal(name: str) -> DeletePod:
-    return DeletePod("default", name, f"uid-{name}", 7, 0, "its node is lost")
+    return DeletePod("default", name, f"uid-{name}", version=7, grace_s=0, why="its node is lost")
 
 
 def event(topology: str) -> EmitEvent:
-    return EmitEvent("default", topology, topology, False, "QueryLive", "Recover", "note", "1")
+    return EmitEvent(
+        "default",
+        topology,
+        uid=topology,
+        warning=False,
+        reason="QueryLive",
+        action="Recover",
+        note="note",
+        dedup_key="1",
+    )
 
 
 class Clock:

@@ -123,7 +123,9 @@ def test_refused_pods_reserve_no_capacity(cluster: ModelCluster) -> None:
     cluster.pass_time(2.0)
     cluster.settle()
     assert set(cluster.query_states("flights").values()) == {"Live"}
-    assert cluster.status()["redundancy"] > "5/8", "nor from others' second replicas"
+    assert cluster.status()["redundancy"] > "5/8", (
+        "refused pods take none from second replicas of other topologies either"
+    )
     cluster.refused_in = set()
     cluster.add_node("c", cpu_m=4000)
     cluster.pass_time(31.0)

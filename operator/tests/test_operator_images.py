@@ -79,7 +79,7 @@ def test_an_image_of_the_spec_is_not_outdated(running: ModelCluster) -> None:
     assert "keeps image" not in running.condition("Valid")["message"]
 
 
-def request_rollout(cluster: ModelCluster) -> None:
+def request_roll(cluster: ModelCluster) -> None:
     view = cluster.topologies["flights"]
     cluster.topologies["flights"] = replace(view, version=cluster.next_version(), roll=True)
 
@@ -105,7 +105,7 @@ def settle_pod_by_pod(cluster: ModelCluster) -> list[Action]:
 
 def test_a_roll_replaces_all_pods_and_is_no_recovery(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     settle_pod_by_pod(running)
     assert set(images(running, "task").values()) == {NEW}
     assert set(images(running, "coordinator").values()) == {NEW}
@@ -136,7 +136,7 @@ def test_an_image_that_admission_changes_is_not_outdated(
     for name in "abc":
         cluster.add_node(name)
     cluster.settle()
-    request_rollout(cluster)
+    request_roll(cluster)
     cluster.settle()
     assert cluster.coordinator().incarnation == 1
     cluster.edit("flights", image=NEW)
@@ -151,7 +151,7 @@ def test_a_pod_that_a_roll_deletes_is_no_loss(running: ModelCluster) -> None:
     running.settle()
     assert any(p.predecessor_lost_at is not None for p in running.tasks().values())
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     done = settle_pod_by_pod(running)
     deleted = [a.why for a in done if isinstance(a, DeletePod) and "coordinator" not in a.name]
     assert set(deleted) == {"a roll replaces it"}
@@ -160,7 +160,7 @@ def test_a_pod_that_a_roll_deletes_is_no_loss(running: ModelCluster) -> None:
 
 def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     running.stuck.update(f"{name[:-1]}2" for name in running.tasks())
     running.settle()
     new = [name for name, image in images(running, "task").items() if image == NEW]
@@ -169,7 +169,7 @@ def test_a_roll_takes_one_replica_at_a_time(running: ModelCluster) -> None:
 
 def test_a_roll_takes_no_task_before_the_new_coordinator_reports(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     before = set(running.tasks())
     running.reports_lost = True  # the old one's report is still fresh, and all tasks are live
     running.settle()
@@ -181,7 +181,8 @@ def test_a_roll_takes_no_task_before_the_new_coordinator_reports(running: ModelC
 
 
 def leave_unstarted(monkeypatch: pytest.MonkeyPatch, cluster: ModelCluster) -> set[str]:
-    """Coordinators of these images get a node and do not start."""
+    """Coordinators get a node and do not start if their image is in the returned set, to which the
+    test adds images."""
     held: set[str] = set()
     bind = cluster._bind
 
@@ -213,7 +214,7 @@ def test_the_old_coordinator_works_until_the_new_one_has_started(
     held.add(NEW)
     before = set(running.tasks())
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     pass_seconds(running, 200)
     assert running.coordinator().incarnation > 2, "others were tried on other nodes"
     assert len(images(running, "coordinator")) == 2
@@ -249,14 +250,14 @@ def test_a_new_coordinator_gets_the_place_of_the_old_one(
     else:
         monkeypatch.setattr(running, "_admit", admit_alone)
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     pass_seconds(running, 20)
     assert set(images(running, "coordinator").values()) == {NEW}
 
 
 def test_a_reserved_incarnation_without_a_pod_stops_no_roll(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     running.refused_in.add("default")  # a quota
     pass_seconds(running, 2)
     assert {"slot": "coordinator", "incarnation": 2} in running.status()["slots"]
@@ -275,7 +276,7 @@ def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
     held = leave_unstarted(monkeypatch, running)
     held.add(NEW)
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     pass_seconds(running, 3)
     old = running.raw_pods["flights-coordinator-1"]
     running.kill_node_not_ready(old["spec"]["nodeName"])
@@ -285,7 +286,7 @@ def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
 
 def test_a_roll_across_stream_protocols_is_refused_with_a_message(running: ModelCluster) -> None:
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     running.stream_conflict = [2, 3]  # as the coordinator of the new image reports
     before = set(running.tasks())
     running.settle()
@@ -331,7 +332,7 @@ def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
         running.kill_node_not_ready(name)
     running.settle()
     running.edit("flights", image=NEW)
-    request_rollout(running)
+    request_roll(running)
     kept = {n for n, p in running.tasks().items() if p.node == "a"}
     running.settle()
     assert kept <= set(running.tasks())

@@ -344,7 +344,17 @@ def test_a_pod_that_has_not_responded_makes_no_report_credible() -> None:
 
     def lost(tasks: list[dict[str, object]]) -> set[str]:
         status = {"dataPlane": {"fence": 1, "tasks": tasks}}
-        topology = TopologyView("default", "t", "uid-t", 1, 1, "", False, {}, status)
+        topology = TopologyView(
+            namespace="default",
+            name="t",
+            uid="uid-t",
+            version=1,
+            generation=1,
+            creation_timestamp="",
+            deleting=False,
+            spec={},
+            status=status,
+        )
         reports = {"uid-t": START + 5}
         nodes = node("a"), node("b")
         snapshot = Snapshot((topology,), pods, nodes, silent_since=silent, report_times=reports)

@@ -73,7 +73,17 @@ def world(
 ) -> Snapshot:
     """A pod on each of the nodes `a`, `b` and `c`, of a topology without a fresh report."""
     names = ("a", "b", "c")
-    topology = TopologyView("default", "t", "t", 1, 1, "2026-01-01T00:00:00Z", False, {}, {})
+    topology = TopologyView(
+        namespace="default",
+        name="t",
+        uid="t",
+        version=1,
+        generation=1,
+        creation_timestamp="2026-01-01T00:00:00Z",
+        deleting=False,
+        spec={},
+        status={},
+    )
     return Snapshot(
         topologies=(topology,),
         nodes=tuple(node(n) for n in names),

@@ -29,13 +29,15 @@ class LeaseServer:
     """An API with one Lease, free at first. `unavailable`: it does not respond."""
 
     def __init__(self) -> None:
-        free = LeaseRecord("", "", 1.0, 0, "0")
+        free = LeaseRecord(holder="", process="", lease_s=1.0, transitions=0, version="0")
         self.lease: dict[str, Any] | None = lease_body("default", "rekindle-operator", free, 0, 0)
         self.lease["metadata"]["uid"] = "uid"
         self.unavailable = False
         self.deployment: dict[str, Any] | None = None
         self.deployment_takes_s = 0.0
-        self.enforces_owners = False  # OwnerReferencesPermissionEnforcement, no right to delete
+        # As the admission plugin OwnerReferencesPermissionEnforcement does for clients that may not
+        # delete the owner.
+        self.enforces_owners = False
         self._version = 0
 
     def request(

@@ -103,12 +103,13 @@ def test_a_blocking_topology_over_its_share_has_a_reason() -> None:
 
 
 def shared(of: Capacity, **left: ResourceAmounts) -> Capacity:
+    """The capacity `of`, and what each namespace has left of its share."""
     return Capacity(of.nodes, of.allocatable, left)
 
 
 def test_a_used_up_share_delays_no_replicas_of_others() -> None:
     pods = {"a": replace(pod("a", 4), namespace="small")}
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
     nodes = shared(capacity(node("n", 9)), small=ResourceAmounts(2, 100, 10))
     plan = make_plan([query("Q", 1, "a")], pods, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "n"}

@@ -29,7 +29,8 @@ from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
-"""The only task of its segment, and the successor that it gets in a move."""
+"""The only task of its segment, and the successor that it gets in a move: 8 is the other number of
+replica 0 (`Slot.alternate`)."""
 
 
 def cordon(cluster: ModelCluster, *nodes: str, cordoned: bool = True) -> None:
@@ -70,7 +71,8 @@ def is_live(cluster: ModelCluster, pod: PodView) -> bool:
 
 
 def has_written(cluster: ModelCluster, pod: PodView) -> bool:
-    """Whether its sinks are as far as its log: the test reports no other epoch."""
+    """Whether its sinks are as far as its log: the model reports so, unless a step has set another
+    `durableEpoch`."""
     return "durableEpoch" not in cluster.task_reports.get(pod.name, {})
 
 
@@ -157,8 +159,8 @@ def test_a_task_stays_while_its_successor_and_it_disagree(running: ModelCluster)
 def test_a_replica_that_an_edit_removes_stays_until_the_others_have_written(
     running: ModelCluster,
 ) -> None:
-    last = [p for p in running.tasks().values() if p.segment_name == "alarms"]
-    stay, go = ([p.name for p in last if p.slot and p.slot.replica == r] for r in (0, 1))
+    alarms = [p for p in running.tasks().values() if p.segment_name == "alarms"]
+    stay, go = ([p.name for p in alarms if p.slot and p.slot.replica == r] for r in (0, 1))
     running.task_reports |= {name: {"stableEpoch": 60, "durableEpoch": 50} for name in stay}
     running.task_reports |= {name: {"stableEpoch": 60, "durableEpoch": 60} for name in go}
     running.edit("flights", operators=with_replicas(1)["operators"])

@@ -90,16 +90,16 @@ def test_a_topology_that_cannot_be_parsed_hides_no_other(
 def test_an_unexpected_error_is_logged_and_the_list_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    answers: list[Any] = [RecursionError("too deep")] * 3
+    failures: list[Any] = [RecursionError("too deep")] * 3
 
     def listing() -> Any:
-        if answers:
-            raise answers.pop()
+        if failures:
+            raise failures.pop()
         return {"metadata": {"resourceVersion": "9"}, "items": []}
 
     found = cache()
     made = relister(found, monkeypatch, listing)
-    assert [made.list_again() for _ in range(3)] == [1.0, 2.0, 4.0]
+    assert [made.list_again() for _ in range(3)] == [1.0, 2.0, 4.0], "seconds until the next"
     assert found.stalled == ("streamtopologies",)
     assert made.list_again() == Settings().timing.resync_s
     assert not found.stalled

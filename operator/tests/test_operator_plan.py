@@ -20,7 +20,8 @@ from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:
-    """C_k / f_k: alone each of a and b costs 4 + 1; together they share the 4."""
+    """C_k / f_k of the paper, priority for each unit of missing capacity: alone each of A and B
+    costs 4 + 1; together they share the 4."""
     pods = {n: pod(n, cpu) for n, cpu in (("shared", 4), ("a", 1), ("b", 1), ("c", 4))}
     queries = [query("A", 10, "shared", "a"), query("B", 10, "shared", "b"), query("C", 10, "c")]
     plan = make_plan(queries, pods, [], capacity(node("n", 6)))
@@ -61,14 +62,22 @@ def test_taints_and_selectors_are_obeyed() -> None:
     labelled = node("labelled", 9, labels={"disk": "ssd"})
     everywhere = capacity(tainted, labelled)
     tolerant = Toleration("dedicated", "Equal", "x", "")
-    placed = pack([PodToPlace("t", ResourceAmounts(1), "t", 0, (), (tolerant,))], capacity(tainted))
+    placed = pack(
+        [PodToPlace("t", ResourceAmounts(1), "t", 0, tolerations=(tolerant,))], capacity(tainted)
+    )
     assert placed is not None
     assert pack([pod("i")], capacity(tainted)) is None
-    chosen = pack([PodToPlace("s", ResourceAmounts(1), "s", 0, (("disk", "ssd"),))], everywhere)
+    chosen = pack(
+        [PodToPlace("s", ResourceAmounts(1), "s", 0, node_selector=(("disk", "ssd"),))], everywhere
+    )
     assert chosen is not None
     assert chosen.nodes == {"s": "labelled"}
     assert (
-        pack([PodToPlace("s", ResourceAmounts(1), "s", 0, (("disk", "hdd"),))], everywhere) is None
+        pack(
+            [PodToPlace("s", ResourceAmounts(1), "s", 0, node_selector=(("disk", "hdd"),))],
+            everywhere,
+        )
+        is None
     )
 
 
@@ -82,7 +91,7 @@ def test_the_search_finds_what_best_fit_misses() -> None:
 
 def test_spares_wait_until_a_query_has_waited_long() -> None:
     pods = {"a": pod("a", 4), "b": pod("b", 4)}
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
     nodes = capacity(node("n", 6))
     held = make_plan([query("Q", 1, "a", "b")], pods, [spare], nodes)
     assert dict(held.nodes) == {}
@@ -92,7 +101,7 @@ def test_spares_wait_until_a_query_has_waited_long() -> None:
 
 def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
     pods = {"a": pod("a", 40)}
-    spare = SpareReplica(pod("spare", 1), 5, "")
+    spare = SpareReplica(pod("spare", 1), priority=5, first_replica="")
     plan = make_plan([query("Q", 1, "a")], pods, [spare], capacity(node("n", 6)))
     assert dict(plan.nodes) == {"spare": "n"}
 
@@ -100,7 +109,7 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
     big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, node_selector=(("disk", "ssd"),))
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
     used = NodeCapacity(ssd, ssd.allocatable - ResourceAmounts(4, 1, 1))
     nodes = Capacity(
@@ -112,7 +121,7 @@ def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
 
 def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
     gpu = PodToPlace("g", ResourceAmounts(1, 1, 1, (("gpu", 1),)), "g", 0)
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), 5, "")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
     whole = ResourceAmounts(8, 100, 10, (("gpu", 1),))
     taken = NodeCapacity(replace(node("n", 8), allocatable=whole), ResourceAmounts(4, 99, 9))
     plan = make_plan([query("Q", 1, "g")], {"g": gpu}, [spare], Capacity({"n": taken}, whole))
@@ -145,7 +154,10 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
             node(f"n{n}", free + used, labels=labels), ResourceAmounts(free, 90, 9)
         )
     available = Capacity(made, total(b.node.allocatable for b in made.values()))
-    extra = [SpareReplica(pod(f"s{n}", cpu), 5, "") for n, cpu in enumerate(spares)]
+    extra = [
+        SpareReplica(pod(f"s{n}", cpu), priority=5, first_replica="")
+        for n, cpu in enumerate(spares)
+    ]
     plan = make_plan([query("Q", 1, *pods)], pods, extra, available)
     if plan.starting_now:
         return  # nothing waits
@@ -264,7 +276,7 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
     queries = [query(f"q{name}", n, name) for n, name in enumerate(pods)]
     available = capacity(*(node(f"n{i}", cpu) for i, cpu in enumerate(nodes)))
     others = [
-        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), rank, "")
+        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), priority=rank, first_replica="")
         for n, (cpu, rank) in enumerate(spares)
     ]
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))

@@ -134,6 +134,7 @@ SECRETS: list[tuple[dict[str, Any], str]] = [
 
 
 def named(value: Any, name: str) -> Any:
+    """With this name instead of "NAME"."""
     match value:
         case dict():
             return {k: named(v, name) for k, v in value.items()}
@@ -240,7 +241,9 @@ def test_values_of_any_type_can_be_checked(value: Any) -> None:
 def test_the_policy_is_read_from_the_environment() -> None:
     text = '{"allow": ["HostPath"], "secrets": [], "images": ["r/"], "serviceAccounts": ["a"]}'
     policy = read_settings({"REKINDLE_POD_POLICY": text}).pods.policy
-    assert policy == PodPolicy(frozenset({Feature.HOST_PATH}), ("a",), (), ("r/",))
+    assert policy == PodPolicy(
+        frozenset({Feature.HOST_PATH}), service_accounts=("a",), secrets=(), images=("r/",)
+    )
     assert read_settings({}).pods.policy == PodPolicy()
 
 

@@ -20,7 +20,7 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
-_LARGE = (4000, 8 << 30)
+_LARGE = (4000, 8 << 30)  # a node's CPU in millicores, and its memory
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), _LARGE])
 _NODES = st.sampled_from("abcd")
 _STEPS = st.lists(
@@ -152,7 +152,7 @@ def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
     cluster.refusing = ""
     cluster.edit("flights", suspend=False)
     for name in ("x", "y", "z"):
-        cluster.add_node(name, 16_000, 64 << 30)
+        cluster.add_node(name, cpu_m=16_000, memory=64 << 30)
     for _ in range(4):
         cluster.settle()
         cluster.pass_time(61.0)

@@ -90,7 +90,7 @@ def created(actions: list[Action]) -> list[str]:
 
 
 def slow_successors(cluster: ModelCluster, **report: Any) -> None:
-    """That are still to be created."""
+    """All successors that are still to be created report this, and are not live."""
     for pod in cluster.tasks().values():
         assert pod.slot is not None
         other = pod.slot.alternate.replica
@@ -105,7 +105,7 @@ def slow_successors(cluster: ModelCluster, **report: Any) -> None:
 
 
 def begin(cluster: ModelCluster, **report: Any) -> PodView:
-    """Until a move has begun: its successor, bound, whose task reports this."""
+    """Wait until a move has begun. Returns its successor, which has a node and reports this."""
     slow_successors(cluster, **report)
     wait(cluster, SETTLED_S)
     (found,) = (p for p in cluster.tasks().values() if p.replaces)
@@ -439,7 +439,7 @@ def test_two_topologies_spread_out_and_come_to_rest() -> None:
     for node in "cd":
         cluster.add_node(node)
     moves = [n for n in created(wait_any(cluster, 2 * LONG_S)) if "coordinator" not in n]
-    assert len(moves) <= 16 + 10
+    assert len(moves) <= 16 + 10, "sixteen tasks at the start, and at most ten moves"
     both = [*cluster.tasks("flights").values(), *cluster.tasks("others").values()]
     assert sorted(Counter(p.node for p in both).values()) == [4, 4, 4, 4]
     assert not wait_any(cluster, LONG_S)

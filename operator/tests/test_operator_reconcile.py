@@ -152,7 +152,7 @@ def test_a_recovery_that_stays_open_lists_no_more_lost_nodes_than_a_status_may(
 
 
 def test_a_refused_pod_does_not_keep_others_from_their_nodes(cluster: ModelCluster) -> None:
-    cluster.quota = 8  # of a coordinator and eight tasks
+    cluster.quota = 8  # one less than a coordinator and eight tasks need
     cluster.settle()
     for name in "abc":
         cluster.add_node(name)
@@ -273,7 +273,7 @@ def test_room_is_left_for_the_coordinator_on_nodes_with_a_taint(cluster: ModelCl
     bulk = {"key": "bulk", "operator": "Exists"}
     cluster.edit("flights", podTemplate={"spec": {"tolerations": [bulk]}})
     taints = (Taint("bulk", "", "NoSchedule"),)
-    cluster.add_node("a", cpu_m=500, memory=8 << 30, taints=taints)  # of one task, or a coordinator
+    cluster.add_node("a", cpu_m=500, memory=8 << 30, taints=taints)  # for one task or a coordinator
     for _ in range(4):  # the scheduler has not bound the coordinator yet
         cluster.apply(reconcile(cluster.snapshot(), cluster.now))
     assert len(cluster.tasks()) == 8

@@ -60,7 +60,7 @@ def world(
 
 
 def deleted(*pods: PodView, settings: Settings = SETTINGS, bound_s: float = 600) -> list[DeletePod]:
-    nodes = (node("up", True), node("down", False))
+    nodes = (node("up", ready=True), node("down", ready=False))
     actions = reconcile(world(pods, nodes, bound_s), NOW, settings)
     return [a for a in actions if isinstance(a, DeletePod)]
 
@@ -72,7 +72,10 @@ def test_a_replica_on_a_lost_node_is_deleted_by_force() -> None:
 
 def test_a_replica_is_replaced_when_most_nodes_die() -> None:
     """Kubernetes evicts nothing, and no task or coordinator proves that the nodes are lost."""
-    nodes = [node("up", True), *(node(name, False) for name in ("down", "dead", "gone"))]
+    nodes = [
+        node("up", ready=True),
+        *(node(name, ready=False) for name in ("down", "dead", "gone")),
+    ]
 
     def deleted_at(now: float, **changes: Any) -> list[str]:
         pods = (peer("leader", "up"), peer("b", "down"), peer("c", "gone"))
@@ -83,7 +86,7 @@ def test_a_replica_is_replaced_when_most_nodes_die() -> None:
     assert deleted_at(NOW - 55) == [], "they have been NotReady for 5 s"
     responded = {"down": ProbeResults(NOW - 0.5, responded_at=NOW - 0.5)}
     assert deleted_at(NOW, kubelet_probes=responded) == ["c"], "only the API server is out of reach"
-    nodes[0] = node("up", False)
+    nodes[0] = node("up", ready=False)
     assert deleted_at(NOW) == [], "no node could take another replica"
 
 

@@ -14,6 +14,8 @@ from rekindle_operator.cluster.containers import container_error, is_creating_co
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
 
+# Of nodes, by name. Calls of `with_refusal` below give a shape, the name and uid of a node, the uid
+# of a pod, and the time.
 _UIDS = {"a": "node"}
 PULL = {"waiting": {"reason": "ImagePullBackOff", "message": "manifest unknown"}}
 
@@ -316,8 +318,8 @@ def _refusals(number: int) -> Any:
     return refusals
 
 
-def shapes(**fields: Any) -> set[str]:
-    """Of the first generation's pods and of those after an edit."""
+def shared_shapes(**fields: Any) -> set[str]:
+    """The shapes that pods had before an edit and still have after it."""
     cluster = ModelCluster()
     cluster.add_topology("flights", flights_spec())
     cluster.settle()
@@ -356,14 +358,14 @@ def in_container(**fields: Any) -> dict[str, Any]:
     ids=lambda edit: str(edit)[:60],
 )
 def test_an_edit_that_may_correct_a_pod_resets_what_nodes_refused(edit: dict[str, Any]) -> None:
-    assert not shapes(**edit)
+    assert not shared_shapes(**edit)
 
 
 def test_an_edit_that_changes_no_pod_keeps_what_nodes_refused() -> None:
     queries = flights_spec()["queries"]
     for query in queries:
         query["priority"] += 1
-    assert shapes(queries=queries)
+    assert shared_shapes(queries=queries)
 
 
 def test_tasks_of_two_topologies_that_are_alike_have_one_shape() -> None:

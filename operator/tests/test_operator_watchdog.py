@@ -21,7 +21,15 @@ TIMING = WatchdogTiming()
 
 
 def pod(name: str = "a", accepted: bool = True, node: str = "node") -> OperatorPod:
-    return OperatorPod(name, f"uid of {name}", "1", node, accepted, "127.0.0.1", "127.0.0.1")
+    return OperatorPod(
+        name,
+        f"uid of {name}",
+        version="1",
+        node=node,
+        accepted=accepted,
+        host_ip="127.0.0.1",
+        pod_ip="127.0.0.1",
+    )
 
 
 def watched(one: OperatorPod, responses: list[bool | None], every_s: float = 1.0) -> list[str]:
@@ -199,7 +207,11 @@ def clock() -> Clock:
 
 def make_watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
     settings = Settings(
-        "system", "rekindle", "rekindle-operator", kubelet_port=free_port(), pod_port=pod_port
+        "system",
+        helm_release="rekindle",
+        lease="rekindle-operator",
+        kubelet_port=free_port(),
+        pod_port=pod_port,
     )
     quick = Settings(**{**_fields(settings), "timing": QUICK, **more})
     return Watchdog(ApiServer(Access(api.url)), quick, clock)

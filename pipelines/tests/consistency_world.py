@@ -1,4 +1,4 @@
-"""A chain of tasks, each a real consistency manager with a fake engine, and the links between them.
+"""Tasks in a row, each a real consistency manager with a fake engine, and the links between them.
 
 Task `k` reads stream `k` (of the task before it; for the first task a source) and one side source.
 Links have latency and can be cut; what they would have delivered comes when they are healed, from
@@ -221,8 +221,8 @@ class Task:
     links: dict[Channel, Link] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=lambda: {0: 0})  # by attempt; 0: the stable one
     arrived: dict[int, float] = field(default_factory=dict)  # first arrival of each epoch
-    read_again: int = 0
-    most_buffered: tuple[int, int] = (0, 0)
+    read_again: int = 0  # how often a channel was read again
+    most_buffered: tuple[int, int] = (0, 0)  # epochs and bytes
     woken_at: float | None = None
 
     def receive(self, channel: Channel, record: Record, live: bool) -> None:
@@ -305,7 +305,8 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """How a world is built; times in seconds."""
+    """How a world of tasks in a row is built (not the chain of operators of a task); times in
+    seconds."""
 
     tasks: int = 1
     max_delay_s: float | None = 3.0
@@ -433,7 +434,7 @@ class Replicas(World):
 
 def failure_free(chain: Chain, epochs: int) -> list[list[int]]:
     """The stable output of each task in a run without failures."""
-    states, streams = [0] * chain.tasks, [[0] * 0 for _ in range(chain.tasks)]
+    states, streams = [0] * chain.tasks, [list[int]() for _ in range(chain.tasks)]
     for epoch in range(epochs):
         value = epoch * 7
         for k in range(chain.tasks):

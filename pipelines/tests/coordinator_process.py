@@ -39,7 +39,7 @@ class FakeApi:
         self.applied: list[tuple[dict[str, str], dict[str, Any]]] = []
         self.lists = 0
         self.watches: list[asyncio.Queue[dict[str, Any] | None]] = []
-        self.too_old = False
+        self.too_old = False  # the version from which a watch begins, until the next list
         self.refuses_status = False
         self._version = 1
 
@@ -164,15 +164,15 @@ async def running(
     name, spec = load_topology(manifest)
     api = FakeApi()
     api.topology["status"] = status or {}
-    text = {"name": name, "uid": UID, "generation": 1, "spec": manifest["spec"]}
+    record = {"name": name, "uid": UID, "generation": 1, "spec": manifest["spec"]}
     meta = {"name": "flights-g1", "resourceVersion": "1"}
-    api.config_map = {"metadata": meta, "data": {"topology.json": json.dumps(text)}}
+    api.config_map = {"metadata": meta, "data": {"topology.json": json.dumps(record)}}
     runner = web.AppRunner(api.app(), access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, f"127.{net}.250", 0)
     await site.start()
     port = runner.addresses[0][1]
-    settings = Settings("flights", "n", UID, incarnation, f"127.{net}.251", token)
+    settings = Settings("flights", "n", UID, incarnation, bind=f"127.{net}.251", token=token)
     kube = KubeApi(Access(f"http://127.{net}.250:{port}", None, Token(value="secret")))
     topology = compile_topology(spec, name, skip_cluster_checks=True)
     with Fleet(topology, net, directory, UID, tasks_token) as fleet:

@@ -41,7 +41,8 @@ queries:
 
 
 def edge_case_rows(rng: np.random.Generator, count: int, base: int, spread: int) -> pa.Table:
-    """Doubles of magnitudes 1e-3 to 1e15, NaN, −0.0, NULLs everywhere, times on window borders."""
+    """Doubles of magnitudes 1e-3 to 1e15, NaN, −0.0, NULLs everywhere, times on window borders: in
+    `[base, base + spread)`, in microseconds."""
     v = rng.choice([-1.0, 1.0], count) * 10.0 ** rng.uniform(-3, 15, count)
     v[rng.random(count) < 0.02] = -0.0
     g = rng.choice([0.0, -0.0, 1.5, math.nan], count)
@@ -112,6 +113,7 @@ def key_of(value: Any) -> Any:
 
 
 def windows_of(time: int, size: int, slide: int) -> list[int]:
+    """When the windows begin that a time is in."""
     last = time - time % slide
     starts = [last - i * slide for i in range(-(-size // slide))]
     return [s for s in starts if s + size > time]

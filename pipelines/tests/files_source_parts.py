@@ -35,7 +35,7 @@ def source_of(
     verifies: bool = True,
     **files: Any,
 ) -> FilesSource:
-    """`partition`: its number, and how many there are."""
+    """`partition`: its number, and how many there are. `verifies`: each cut verifies a checksum."""
     spec = {
         "name": "s",
         "schema": "-",
@@ -46,7 +46,15 @@ def source_of(
     if "t" not in schema.names or not pa.types.is_timestamp(schema.field("t").type):
         event_time = None
     source = SourceSpec.model_validate(spec)
-    node = Node("s", "id-s", source, (), topology_schema(schema), event_time, partition[1])
+    node = Node(
+        "s",
+        "id-s",
+        source,
+        inputs=(),
+        schema=topology_schema(schema),
+        event_time=event_time,
+        partitions=partition[1],
+    )
     opened = open_source(
         source, node, SECOND, tmp / "work", partition=partition[0], verifies=verifies
     )

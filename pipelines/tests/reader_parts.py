@@ -69,7 +69,7 @@ class FakeClient:
             await asyncio.sleep(0.005)
         rows = pa.table({"n": [1]})
         batches = (EpochBatch("s", 0, e, 0, rows, "d") for e in range(request.from_epoch, last + 1))
-        return ReadResponse(StreamProgress(0, last, last), tuple(batches))
+        return ReadResponse(StreamProgress(base=0, last=last, head=last), tuple(batches))
 
     async def close(self) -> None:
         pass

@@ -12,8 +12,8 @@ from rekindle.engine.state.runs import Run
 
 def of_runs(*runs: Run) -> OperatorState:
     pages = tuple(Page(NO_PANE + at, 0, run) for at, run in enumerate(runs))
-    none = np.zeros(len(runs), dtype=np.int64)
-    return OperatorState(pages=pages, through=none, pending=none, restored=none)
+    zeros = np.zeros(len(runs), dtype=np.int64)
+    return OperatorState(pages=pages, through=zeros, pending=zeros, restored=zeros)
 
 
 def one_run(table: pa.Table) -> OperatorState:

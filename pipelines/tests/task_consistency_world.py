@@ -81,9 +81,12 @@ class FoldedState(State):
 
 @dataclass(slots=True)
 class CoreTask(Task):
-    """A task core, its engine, log and branches. `fails`: what the engine does in its next calls,
-    by the kind of the call; `appends_fail`: what becomes of the next tentative epochs that are
-    appended; `states` is not used: the loop has them."""
+    """A task core, its engine, log and branches. `states` is not used: the loop has them.
+
+    `fails`: how the next calls of the engine fail, by their kind: "memory" (out of memory), "crash"
+    (the JVM dies), "operator" (only tentative calls) or "". `appends_fail`: how the next appends of
+    tentative epochs fail: "disk" or "". Both are consumed from their ends.
+    """
 
     task: TaskCore = field(kw_only=True)
     fails: dict[BatchKind, list[str]] = field(default_factory=dict)
@@ -250,7 +253,7 @@ class CoreReplicas(CoreWorld):
     def __init__(self, chain: Chain) -> None:
         super().__init__(chain)
         self.responses: dict[int, PollResponse] = {}
-        self.lost: set[int] = set()  # replicas that the coordinator does not hear
+        self.lost: set[int] = set()  # replicas from which the coordinator gets no responses
         self.tasks.append(self._task(self.sources, itertools.repeat(0.01), replica=1))
         for replica in (0, 1):
             self.at(self.POLL_S * (1 + replica / 2), partial(self._poll, replica))

@@ -71,8 +71,8 @@ class Rows:
 
     def __init__(self, per_epoch: int = 1) -> None:
         self.per_epoch = per_epoch
-        self.fails = 0
-        self.fails_from = 0
+        self.fails = 0  # so many of the next cuts fail,
+        self.fails_from = 0  # of epochs from this one on
 
     def cut(self, epoch: int) -> SourceCut:
         if self.fails and epoch >= self.fails_from:
@@ -105,11 +105,11 @@ class FakeStates:
 
 class MemorySink:
     conflict: str | None = None
-    deleted = False
+    deleted = False  # the file that is in conflict
 
     def __init__(self) -> None:
         self.epochs: list[int] = []
-        self.refuse = 0
+        self.refuse = 0  # so many of the next writes
 
     def retry_conflicts(self, may_write: Callable[[int], bool]) -> None:
         if self.deleted and may_write(0):
@@ -149,7 +149,7 @@ class World:
         state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
         discard_marked(directory)
         self.log = OutputLog(directory, "s", 0, SCHEMA)
-        earlier = continue_log(self.log, directory, state.epoch, replicas == 1)
+        earlier = continue_log(self.log, directory, state.epoch, has_no_partners=replicas == 1)
         self.earlier = earlier
         self.inputs = SourceInputs(
             self.source,
@@ -163,7 +163,9 @@ class World:
         self.sinks = SinkWriters(
             self.log, state.epoch, lambda _, __: self.sink, earlier.compare_from
         )
-        self.status = TaskStatus(REF, "boot", 0, 1_000_000, lambda: self.now)
+        self.status = TaskStatus(
+            REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: self.now
+        )
         self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
         self.status.step(TaskEvent.STARTED)
         self.status.restored_from = state.epoch

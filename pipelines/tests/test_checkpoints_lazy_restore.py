@@ -118,6 +118,11 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def fill(world: World, groups: int, panes: int = 1) -> OperatorState:
+    """The state after epochs 0 to 2, each with a row for each group and pane.
+
+    A row, here and below: key, pane, epoch, count, and five partials (`window_parts.NAMES`). What
+    `advance` gets of each epoch: its number, the watermark before it and the one after it.
+    """
     state = EMPTY
     for number in range(3):
         rows = [
@@ -258,6 +263,7 @@ def test_a_window_that_closes_reads_its_own_panes(world: World) -> None:
     closed = advance(shape, state, None, [(3, -100, SLIDE)], world.files)
     assert closed.closed.num_rows == 50
     assert world.fetch is not None
+    # What is missing belongs to the other seven panes.
     assert 0 < len(world.reads) < 1.5 * len(world.fetch.missing) / 7
 
 
@@ -428,16 +434,16 @@ def test_at_most_four_objects_are_in_memory() -> None:
     """Also if many threads read what is not here."""
     facts = RunFacts(1, 1, (0, 0), pa.schema([]))
     awaited = {f"{n}": AwaitedRun(facts, Nowhere()) for n in range(20)}
-    changed, flying, most = threading.Lock(), 0, 0
+    changed, in_flight, most = threading.Lock(), 0, 0
 
     def load(name: str, runs: AwaitedRuns) -> None:
-        nonlocal flying, most
+        nonlocal in_flight, most
         with changed:
-            flying += 1
-            most = max(most, flying)
+            in_flight += 1
+            most = max(most, in_flight)
         time.sleep(0.01)
         with changed:
-            flying -= 1
+            in_flight -= 1
 
     fetch = Fetch(load)
     fetch.expect({name: ({0: run}, 1) for name, run in awaited.items()})
@@ -540,7 +546,7 @@ def test_failed_objects_are_fetched_again_after_the_others() -> None:
 
 def test_an_object_that_fails_again_and_again_does_not_keep_others_waiting() -> None:
     queue, now = FetchQueue(dict.fromkeys("abcdefgh", 1)), 0.0
-    asked = 0
+    attempts = 0
     for _ in range(20):
         if queue.missing == ["a"]:
             break
@@ -549,13 +555,13 @@ def test_an_object_that_fails_again_and_again_does_not_keep_others_waiting() -> 
         name = queue.take(now)
         assert name is not None
         if name == "a":
-            asked += 1
+            attempts += 1
             queue.failed("a", "forbidden", now)
         else:
             queue.fetched(name)
             assert queue.problem == "forbidden"
     assert queue.missing == ["a"]
-    assert asked == 1
+    assert attempts == 1
 
 
 def test_the_cost_of_a_step_does_not_depend_on_how_many_objects_wait() -> None:
@@ -612,14 +618,17 @@ def test_nothing_is_fetched_of_a_state_that_is_lost() -> None:
     assert queue.missing == ["b", "a"]
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from("tpcfex")), max_size=60))
+QUEUE_STEPS = ["take", "prefer", "claim", "fetched", "failed", "time passes"]
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.sampled_from(QUEUE_STEPS)), max_size=60))
 def test_each_object_is_fetched_once(steps: list[tuple[int, str]]) -> None:
     """By one thread at a time, whatever fails and is preferred, and in the end all are fetched."""
-    queue, now, flying = FetchQueue(dict.fromkeys("abcde", 1)), 0.0, set[str]()
+    queue, now, in_flight = FetchQueue(dict.fromkeys("abcde", 1)), 0.0, set[str]()
     fetched: list[str] = []
 
     def end(name: str, failed: bool) -> None:
-        flying.discard(name)
+        in_flight.discard(name)
         if failed:
             queue.failed(name, "busy", now)
         else:
@@ -629,22 +638,22 @@ def test_each_object_is_fetched_once(steps: list[tuple[int, str]]) -> None:
     for which, what in steps:
         name = "abcde"[which]
         now += which
-        if what == "t" and (taken := queue.take(now)) is not None:
-            assert taken not in flying
-            flying.add(taken)
-        elif what == "p":
+        if what == "take" and (taken := queue.take(now)) is not None:
+            assert taken not in in_flight
+            in_flight.add(taken)
+        elif what == "prefer":
             queue.fetch_first([name])
-        elif what == "c" and queue.phase(name) is FetchPhase.WAITING and queue.has_room(name):
+        elif what == "claim" and queue.phase(name) is FetchPhase.WAITING and queue.has_room(name):
             queue.claim(name)
-            flying.add(name)
-        elif what in "fe" and flying:
-            end(min(flying), what == "e")
-    for name in sorted(flying):
-        end(name, False)
+            in_flight.add(name)
+        elif what in ("fetched", "failed") and in_flight:
+            end(min(in_flight), failed=what == "failed")
+    for name in sorted(in_flight):
+        end(name, failed=False)
     while (wake_at := queue.wake_at) is not None:
         now = max(now, wake_at)
         taken = queue.take(now)
         assert taken is not None
-        end(taken, False)
+        end(taken, failed=False)
     assert sorted(fetched) == list("abcde")
     assert queue.missing == []

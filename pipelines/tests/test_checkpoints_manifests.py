@@ -1,4 +1,8 @@
-"""Manifests: one coordinator wins, and garbage collection never deletes what is needed."""
+"""Manifests: one coordinator wins, and garbage collection never deletes what is needed.
+
+"u" is the uid of a topology. `StateStore.save` gets segment, partition, epoch, watermark,
+operators, state, and the entry whose objects may be used again.
+"""
 
 from __future__ import annotations
 
@@ -57,8 +61,18 @@ from rekindle.task.state import TaskState
 
 
 def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
+    """`entries`: by segment and partition: `s__0` is partition 0 of the segment s."""
     named = {key.replace("__", "/"): (ref,) for key, ref in entries.items()}
-    return Manifest(seq, epoch, 1, fence, "2026-01-01T00:00:00Z", named, {"q": QueryStart(3, "id")})
+    queries = {"q": QueryStart(3, "id")}
+    return Manifest(
+        seq,
+        epoch,
+        generation=1,
+        fence=fence,
+        time="2026-01-01T00:00:00Z",
+        entries=named,
+        queries=queries,
+    )
 
 
 @pytest.fixture
@@ -103,6 +117,7 @@ def test_a_paused_coordinator_commits_no_deleted_number(store: Store) -> None:
 
 
 def age(root: Path, seconds: float) -> None:
+    """As if all files there had been written so much earlier."""
     for path in root.rglob("*"):
         if path.is_file():
             stat = path.stat()
@@ -222,7 +237,8 @@ def test_a_missing_object_that_a_task_names_makes_a_collection_look_for_others(
 ) -> None:
     states, manifests = StateStore(store, "u"), ManifestStore(store, "u")
     refs = [
-        states.save("seg", p, 9, 0, ("op",), count_state("op", p), None, f"{p}") for p in range(2)
+        states.save("seg", p, 9, 0, ("op",), count_state("op", p), None, chained_digest=f"{p}")
+        for p in range(2)
     ]
     assert manifests.write(manifest(0, 9, seg__0=refs[0], seg__1=refs[1]))
     manifests.collect_garbage(1)
@@ -298,7 +314,8 @@ def histories(
     draw: st.DrawFn,
 ) -> tuple[list[ObjectInfo], list[Manifest], dict[str, frozenset[str]], set[str], set[str]]:
     """A store after a random history: partitions save at their own pace, some saves are committed,
-    some hang between saving and committing. Returns also what must stay, and what must go."""
+    some hang between saving and committing. Returns its objects, the retained manifests, to which
+    state objects the entries refer that must stay, what must stay, and the names of all objects."""
     partitions, objects, refs = ["a", "b"], [], {}
     committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in partitions}
     held: dict[str, frozenset[str]] = {}
@@ -419,7 +436,8 @@ class MemoryObjects:
 
 
 class Saver:
-    """A replica: its `SaverCore`, and its state, of which runs are reused."""
+    """A replica: its `SaverCore`, and its state, of which runs are reused: the n-th run of a state
+    with the value v is always the same."""
 
     def __init__(self, partition: str, store: Store) -> None:
         self.partition = partition
@@ -461,9 +479,9 @@ class History(RuleBasedStateMachine):
         self.savers = {(p, r): Saver(p, self.store) for p in self.PARTITIONS for r in self.REPLICAS}
         self.committed: dict[str, EntryRef] = {p: EntryRef(-1, None, "") for p in self.PARTITIONS}
         self.lost: set[str] = set()
-        self.unnoticed: set[str] = set()  # of these, since the last listing of all
+        self.unnoticed: set[str] = set()  # those that were lost since the last listing of all
         self.trusted: dict[str, set[str]] = {}  # what committed entries needed at their commit
-        self.told: dict[Saver, int] = {}  # the epoch at which entries of it were last refused
+        self.refused_at: dict[Saver, int] = {}  # epoch at which entries of it were last refused
         self.refused: dict[Saver, EntryRef] = {}  # by a commit, while this one was committed
         self.reading: dict[str, tuple[str, State, Fetch]] = {}  # restored tasks that lack objects
         self.epoch = self.seq = 0
@@ -516,7 +534,7 @@ class History(RuleBasedStateMachine):
                 self.committed[p] = EntryRef(done.epoch, done.object, done.digest)
                 self.trusted[p] = needed
                 trusted |= needed
-            elif done.epoch > self.told.get(saver, -1):
+            elif done.epoch > self.refused_at.get(saver, -1):
                 self.refused[saver] = self.committed[p]
             self.tell_savers(refused)
         self.write_manifest()
@@ -533,7 +551,7 @@ class History(RuleBasedStateMachine):
             saver.step(EntryCommitted(RestorePoint(epoch=ref.epoch, object=ref.object)))
             mine = {done.object for done in saver.core.saved()} | {ref.object or ""}
             if refused_now := frozenset(known & mine):
-                self.told[saver] = self.epoch
+                self.refused_at[saver] = self.epoch
                 saver.step(EntriesRefused(refused_now))
 
     @rule(killed_after=st.one_of(st.none(), st.integers(0, 5)))

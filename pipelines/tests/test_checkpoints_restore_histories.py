@@ -138,7 +138,7 @@ class FullFiles(RunFiles):
 
 
 class FaultyObjects(MemoryObjects):
-    """`faults`: how the next reads of state objects fail."""
+    """`faults`: how the next reads of state objects fail; with "none" one succeeds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -410,6 +410,7 @@ ACTIONS = st.sampled_from(
 
 
 def act(world: World, action: str, number: int) -> None:
+    """`number` decides which replica acts (even: 0, odd: 1), and what it acts on."""
     which = number % 2
     number //= 2
     match action:
@@ -498,7 +499,7 @@ def recover(world: World) -> None:
     world.collect()
 
 
-def restorable(world: World) -> None:
+def check_restorable(world: World) -> None:
     for ref in world.refs:
         if ref.object is None:
             continue
@@ -526,7 +527,7 @@ def test_replicas_compute_the_same_whatever_they_have_of_their_state(
                 world.check()
             recover(world)
             world.check()
-            restorable(world)
+            check_restorable(world)
             assert world.refs[0].epoch == EPOCHS - 1
             assert world.manifests.unrestorable == {}
             assert not world.reported_lost

@@ -147,7 +147,7 @@ def test_the_drawing_is_an_svg_whose_boxes_do_not_overlap(tmp_path: Path) -> Non
     root = ET.parse(out).getroot()
     boxes = [r.attrib for r in root.iter() if r.tag.endswith("rect") and "x" in r.attrib]
     frames = [tuple(float(b[k]) for k in ("x", "y", "width", "height")) for b in boxes]
-    assert len(frames) == 4 + 3
+    assert len(frames) == 4 + 3, "segments and queries"
     for at, (x, y, w, h) in enumerate(frames):
         for x2, y2, w2, h2 in frames[at + 1 :]:
             assert x + w <= x2 or x2 + w2 <= x or y + h <= y2 or y2 + h2 <= y

@@ -72,7 +72,7 @@ def lines(*events: SourcesOpened | SparkStarting | Progress) -> list[str]:
 
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds() -> None:
-    events = [Progress(n, 99, 10 * n, n / 2) for n in range(100)]
+    events = [Progress(n, last_epoch=99, rows=10 * n, seconds=n / 2) for n in range(100)]
     printed = lines(*events)
     assert len(printed) == 11
     assert printed[1] == "t: epoch 10 of 99, 100 rows read in 5.0 s, about 40 s left"
@@ -87,9 +87,14 @@ def test_the_start_has_rows_and_event_times_of_each_source() -> None:
     timeless = replace(files_source(None, None), name="b")
     start = micros("1970-01-01")
     endless = OpenedSource(
-        "c", SourceSummary(None, start, None), None, ("rowsPerSecond", 5.0), True
+        "c",
+        SourceSummary(None, start, None),
+        last_epoch=None,
+        replay_speed=("rowsPerSecond", 5.0),
+        computed=True,
     )
-    assert lines(SourcesOpened((files_source(), timeless, endless), 7, 500_000)) == [
+    sources = (files_source(), timeless, endless)
+    assert lines(SourcesOpened(sources, last_epoch=7, epoch_interval_us=500_000)) == [
         "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to 2013-12-31T00:00:00",
         "t: source b: 10,000 rows, no event time",
         "t: source c: unbounded, event time from 1970-01-01T00:00:00 on",
@@ -155,7 +160,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     with Bars(console, "t", LOG) as bars:
         bars.report(SourcesOpened((files_source(),), 99, 1_000_000))
         for n in range(50):
-            bars.report(Progress(n, 99, 1000 * n, n / 10))
+            bars.report(Progress(n, last_epoch=99, rows=1000 * n, seconds=n / 10))
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     assert "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to " in printed
     assert "t: epochs 0 to 99, which take 1 min 40 s in a cluster" in printed
@@ -163,9 +168,9 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
 
 
 def test_the_time_left_is_estimated_from_the_epochs() -> None:
-    assert time_left_s(Progress(24, 99, 0, 10.0)) == 30.0
-    assert time_left_s(Progress(99, 99, 0, 10.0)) == 0.0
-    assert time_left_s(Progress(-1, 99, 0, 0.0)) is None
+    assert time_left_s(Progress(24, last_epoch=99, rows=0, seconds=10.0)) == 30.0
+    assert time_left_s(Progress(99, last_epoch=99, rows=0, seconds=10.0)) == 0.0
+    assert time_left_s(Progress(-1, last_epoch=99, rows=0, seconds=0.0)) is None
 
 
 def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:

@@ -70,7 +70,7 @@ def test_each_line_can_be_json() -> None:
     assert json.loads(line) == {"partition": 1, "epoch": 4, "kind": "STABLE", "row": {"n": 0}}
 
 
-def test_a_message_is_said_once_until_there_are_rows_again() -> None:
+def test_a_message_is_printed_once_until_there_are_rows_again() -> None:
     failures = FailureWriter()
     story = [
         (0, "a does not respond"),
@@ -80,12 +80,12 @@ def test_a_message_is_said_once_until_there_are_rows_again() -> None:
         (0, None),
         (0, "a does not respond"),
     ]
-    said = [
+    printed = [
         failures.line(Followed(at, received("STABLE", 1) if text is None else None, text or ""))
         for at, text in story
     ]
     a, none = "a does not respond; trying again", "no replica is running; trying again"
-    assert said == [a, none, None, a, None, a]
+    assert printed == [a, none, None, a, None, a]
 
 
 def test_an_address_without_a_server_is_reported_without_grpc() -> None:

@@ -42,6 +42,7 @@ def batch(epoch: int, by: str = "x", rows: int = 1) -> EpochBatch:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
+    """The directory of a sink."""
     return tmp_path / "out"
 
 

@@ -45,7 +45,7 @@ def node_of(
 
 def opened(tmp: Path, url: str, schema: str, expression: str | None, **f: Any) -> ReplayableSource:
     node = node_of(url, schema, expression, **f)
-    return open_source(node.spec, node, 1_000_000, tmp / "work")  # type: ignore[arg-type]
+    return open_source(node.spec, node, epoch_interval_us=1_000_000, work_dir=tmp / "work")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["csv", "json", "parquet"])
@@ -210,6 +210,7 @@ def test_an_invalid_time_is_named_with_its_row(
     tmp_path: Path, schema: str, expression: str, bad: str, message: str
 ) -> None:
     good = {"t BIGINT": "1", "t DOUBLE": "1"}.get(schema, "01/02/2020")
+    # A good row precedes it only where the expression has a format of dates.
     rows = [bad] if "H" in expression or "t)" in expression else [good, bad]
     message = rf"in\.csv: eventTime\.expression, row {len(rows)}: .*{message}"
     with pytest.raises(SchemaMismatch, match=message):

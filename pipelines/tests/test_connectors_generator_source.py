@@ -63,7 +63,15 @@ def generator(
     }
     source = SourceSpec.model_validate(spec)
     event_time = "t" if has_time else None
-    node = Node("g", "id-g", source, (), topology_schema(schema), event_time, 1)
+    node = Node(
+        "g",
+        "id-g",
+        source,
+        inputs=(),
+        schema=topology_schema(schema),
+        event_time=event_time,
+        partitions=1,
+    )
     return open_source(source, node, SECOND, Path("/nonexistent"))
 
 
@@ -92,7 +100,15 @@ def test_rows_do_not_depend_on_where_epochs_begin(epoch: int, span: int, rate: f
     spec = {"name": "g", "schema": "-", "eventTime": {"column": "t"}}
     spec |= {"generator": {"rowsPerSecond": rate, "columns": COLUMNS}}
     wide_spec = SourceSpec.model_validate(spec)
-    node = Node("g", "id-g", wide_spec, (), topology_schema(SCHEMA), "t", 1)
+    node = Node(
+        "g",
+        "id-g",
+        wide_spec,
+        inputs=(),
+        schema=topology_schema(SCHEMA),
+        event_time="t",
+        partitions=1,
+    )
     wide = open_source(wide_spec, node, SECOND * span, Path("/nonexistent"))
     if epoch % span == 0:
         assert parts.equals(wide.cut(epoch // span).rows)
@@ -302,7 +318,8 @@ def test_a_too_large_epoch_is_refused_before_it_is_made() -> None:
         "generator": {"rowsPerSecond": 1e9, "columns": {"n": "sequence"}},
     }
     schema = Schema((Field("n", Scalar.BIGINT),))
-    node = Node("s", "s", SourceSpec.model_validate(spec), (), schema, None, 1)
+    source_spec = SourceSpec.model_validate(spec)
+    node = Node("s", "s", source_spec, inputs=(), schema=schema, event_time=None, partitions=1)
     memory = plan_memory(with_jvm=False)
     source = open_source(node.spec, node, SECOND, Path("unused"), memory)  # type: ignore[arg-type]
     with pytest.raises(EpochTooLarge, match=r"source s: epoch 0 \(1,000,000,000 rows\) is larger"):
