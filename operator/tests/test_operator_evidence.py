@@ -210,7 +210,7 @@ def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
         running.snapshot(),
         kubelet_probes={
             **running.kubelet_probes(),
-            f"uid-{victim}": ProbeResults(running.now, running.now),
+            running.nodes[victim].uid: ProbeResults(running.now, running.now),
         },
         report_times=dict.fromkeys(running.report_times, running.now + 2.9),
     )
@@ -459,7 +459,8 @@ def test_a_node_with_a_responding_task_is_never_lost(
     now = running.now + age_s
     long_ago = ProbeResults(now, now - 20, now - 20)
     kubelets = {
-        f"uid-{n}": long_ago if n in silent_kubelets else ProbeResults(now, now) for n in "abc"
+        node.uid: long_ago if name in silent_kubelets else ProbeResults(now, now)
+        for name, node in running.nodes.items()
     }
     pods = {
         p.uid: long_ago if p.node in silent_pods else ProbeResults(now, now) for p in running.pods()
