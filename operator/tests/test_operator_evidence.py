@@ -595,18 +595,19 @@ def test_a_report_that_was_removed_proves_nothing() -> None:
     assert ages.as_of([], []) == {"uid": 8.0}
 
 
-def test_a_coordinator_that_has_a_successor_confirms_nothing_more() -> None:
+def test_a_coordinator_whose_pod_is_gone_and_has_a_successor_confirms_nothing_more() -> None:
     """Cut off from some nodes, it would report their tasks as silent."""
     ages, view = watching(), topology(2, 7)
     ages.observe(view, now=0.0)
-    assert ages.as_of([view], [lease(2, 7, 5.0)], newest={"uid": 2}) == {"uid": 5.0}
-    assert ages.as_of([view], [lease(2, 7, 7.0)], newest={"uid": 3}) == {"uid": 5.0}
+    assert ages.as_of([view], [lease(2, 7, 4.0)], {"uid": {2}}) == {"uid": 4.0}
+    drained = ages.as_of([view], [lease(2, 7, 5.0)], {"uid": {2, 3}})
+    assert drained == {"uid": 5.0}, "it goes on until the other one takes over"
+    assert ages.as_of([view], [lease(2, 7, 7.0)], {"uid": {3}}) == {"uid": 5.0}
     ages.observe(topology(2, 8, version=2), now=8.0)
-    assert ages.as_of([view], [], newest={"uid": 3}) == {"uid": 5.0}
-    gone = "the successor's pod is gone"
-    assert ages.as_of([view], [], newest={"uid": 2}) == {"uid": 8.0}, gone
+    assert ages.as_of([view], [], {"uid": {3}}) == {"uid": 5.0}
+    assert ages.as_of([view], [], {"uid": set()}) == {"uid": 8.0}, "the successor's is gone, too"
     ages.observe(topology(3, 1, version=3), now=9.0)
-    assert ages.as_of([view], [], newest={"uid": 3}) == {"uid": 9.0}
+    assert ages.as_of([view], [], {"uid": {3}}) == {"uid": 9.0}
 
 
 def test_a_report_that_is_read_again_is_not_fresher() -> None:

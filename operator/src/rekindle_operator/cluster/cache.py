@@ -59,7 +59,7 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.cluster.phase_times import PhaseTime, phase_times
 from rekindle_operator.cluster.probes import ProbeState
-from rekindle_operator.cluster.reports import ReportAges, newest_coordinators
+from rekindle_operator.cluster.reports import ReportAges, coordinators_with_pods
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
 
@@ -349,7 +349,7 @@ class ClusterCache:
 
     def snapshot(self) -> Snapshot:
         pods = self.pods.views()
-        coordinators = newest_coordinators(pods)
+        coordinators = coordinators_with_pods(pods)
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)

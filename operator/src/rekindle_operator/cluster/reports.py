@@ -6,14 +6,14 @@ are of this process's clock, so another machine's clock cannot make a report loo
 coordinator that cannot write its status does not name the report in its Lease.
 
 A report or a Lease that exists when this process starts may be of any age. It proves nothing until
-one of them changes. Neither does a report that was removed, until there is another one. Once a
-coordinator has a successor, what it goes on to report proves nothing: it may be cut off from some
-nodes, which may be why it was replaced.
+one of them changes. Neither does a report that was removed, until there is another one. Once the
+pod of a coordinator is gone and its successor has one, what it goes on to report proves nothing: it
+may be cut off from some nodes, which may be why it was replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,10 +66,10 @@ class ReportAges:
         self,
         topologies: Iterable[TopologyView],
         leases: Iterable[LeaseView],
-        newest: Mapping[str, int] | None = None,
+        coordinators: Mapping[str, Set[int]] | None = None,
     ) -> Mapping[str, float]:
         """When each report was last known to be true, without topologies that never had one.
-        `newest`: the highest incarnation of a coordinator that has a pod, by the topology's uid."""
+        `coordinators`: their incarnations that have a pod, by the topology's uid."""
         by_name = {(lease.namespace, lease.name): lease for lease in leases}
         for view in topologies:
             known = self._known.get(view.uid)
@@ -84,15 +84,16 @@ class ReportAges:
                 continue
             if confirms(lease, known.content):
                 self._known[view.uid] = _KnownReport(known.content, lease.seen_at)
-        newest = newest or {}
+        pods = coordinators or {}
         return {
-            uid: self._as_of_before_successor(uid, known, newest.get(uid, 0))
+            uid: self._as_of_before_successor(uid, known, pods.get(uid, frozenset()))
             for uid, known in self._known.items()
         }
 
-    def _as_of_before_successor(self, uid: str, known: _KnownReport, newest: int) -> float:
+    def _as_of_before_successor(self, uid: str, known: _KnownReport, pods: Set[int]) -> float:
+        """While its own pod exists it goes on, until the successor takes over."""
         fence, _ = report_number(known.content)
-        if not known.content or newest <= fence:
+        if not known.content or fence in pods or fence >= max(pods, default=0):
             self._before_successor[uid] = known.as_of
         return self._before_successor.setdefault(uid, known.as_of)
 
@@ -104,10 +105,10 @@ def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
     return lease.holder == str(fence) and lease.report_number in (None, number)
 
 
-def newest_coordinators(pods: Iterable[PodView]) -> Mapping[str, int]:
-    """The highest incarnation that has a pod, by the topology's uid."""
-    found: dict[str, int] = {}
+def coordinators_with_pods(pods: Iterable[PodView]) -> Mapping[str, Set[int]]:
+    """Incarnations, by the topology's uid."""
+    found: dict[str, set[int]] = {}
     for pod in pods:
         if pod.role == ROLE_COORDINATOR and pod.owner_uid is not None and not pod.ended:
-            found[pod.owner_uid] = max(pod.incarnation, found.get(pod.owner_uid, 0))
+            found.setdefault(pod.owner_uid, set()).add(pod.incarnation)
     return found
