@@ -292,6 +292,21 @@ def test_a_response_to_an_earlier_probe_leaves_the_later_one_unanswered() -> Non
     assert probes.results["a"] == ProbeResults(START + 4, START + 3, START + 5)
 
 
+def test_a_clock_that_was_set_back_leaves_no_times_of_before() -> None:
+    probes = ProbeState()
+    probes.reset_after_pause(START + 3600)
+    probes.sent("a", START + 3600)
+    probes.reset_timers(START + 3600)
+    probes.reset_after_pause(START)
+    assert probes.busy(START) == set()
+    probes.responded("a", START + 3600)
+    probes.ended("a", START + 3600)
+    probes.sent("a", START)
+    probes.sent("a", START + 1)
+    probes.responded("a", START)
+    assert probes.results["a"] == ProbeResults(START + 1, START, START + 1)
+
+
 def test_a_probe_without_a_response_does_not_hold_up_the_next() -> None:
     probes = ProbeState()
     probes.sent("a", START)

@@ -52,6 +52,8 @@ class ProbeState:
             self._ticked_at = now
             if gap_s < 0:
                 self._results.clear()
+                self._in_flight.clear()
+                self._reset_at = -inf
             elif gap_s > _LATE_S:
                 self._reset_timers(now)
 
