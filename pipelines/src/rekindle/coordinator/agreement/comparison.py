@@ -436,7 +436,7 @@ class DigestComparison:
             return
         if restored_from is not None and restored_from >= dispute.epoch:
             self._end(partition, DisputeEvent.SUPERSEDED)
-            self.discard(self._running(dispute.results))
+            self.discard(self._running(dispute))
             return
         found = self._records[partition][computation.slot].digests.get(dispute.epoch)
         if found is None:
@@ -465,15 +465,10 @@ class DigestComparison:
         elif not any(dispute.is_party(r.computation) for r in self._records[partition].values()):
             self._end(partition, DisputeEvent.NOT_COMPARABLE)
 
-    def _running(self, results: Sequence[Result]) -> list[Computation]:
-        """Those of the computations that are the current boots of their slots."""
-        return [
-            computation
-            for computation, _ in results
-            if (records := self._records.get(partition_of(computation.slot))) is not None
-            and computation.slot in records
-            and records[computation.slot].computation == computation
-        ]
+    def _running(self, dispute: Dispute) -> list[Computation]:
+        """The parties that are the current boots of their slots."""
+        current = {r.computation for r in self._records.get(dispute.partition, {}).values()}
+        return [computation for computation, _ in dispute.results if computation in current]
 
     def _end(self, partition: Partition, event: DisputeEvent) -> None:
         self._disputes.pop(partition).step(event)
