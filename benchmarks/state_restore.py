@@ -144,7 +144,7 @@ class Epochs:
 
 
 def save(states: StateStore, epochs: Epochs, previous: Any) -> str:
-    state = State({"op": epochs.state}).for_checkpoint()
+    state = State({"op": epochs.state}).with_joined_deltas()
     ref = states.save(
         "s",
         0,

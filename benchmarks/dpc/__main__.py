@@ -29,12 +29,14 @@ from rekindle_testing.harness.report import BENCH
 
 DIRECTORY = BENCH / "dpc"
 FAILURES_S = (5.0, 15.0, 30.0, 60.0)
-WAIT_S, CHAIN_S = 5.0, 15.0
+WAITS_FAILURE_S, CHAIN_FAILURE_S = 5.0, 15.0
 WAIT_POLICIES = ("Process/Process", "Delay/Delay")
 """As in the paper's Fig. 9, which names only the policy during the failure, before the `/`."""
 CHAIN_POLICIES = ("Process/Process", "Delay/Delay", "Process/Suspend")
 """Those of the paper's Fig. 11."""
 PARTS = ("throughput", "waits", "failures", "chain", "overheads", "checkpoints")
+"""`waits`: Fig. 9, several maxDelays; `failures`: Fig. 10, failures of several lengths; `chain`:
+Fig. 11, chains of one to four tasks."""
 
 
 def main() -> int:
@@ -76,14 +78,16 @@ def _policies(texts: Sequence[str]) -> list[Policy]:
 def _rows(part: str, cluster: EmbeddedCluster, options: argparse.Namespace) -> Iterator[AnyRow]:
     match part:
         case "waits":
-            settings = wait_settings(options.policies or _policies(WAIT_POLICIES), WAIT_S)
-            return measure_failures(cluster, settings, [WAIT_S])
+            settings = wait_settings(options.policies or _policies(WAIT_POLICIES), WAITS_FAILURE_S)
+            return measure_failures(cluster, settings, [WAITS_FAILURE_S])
         case "failures":
             settings = failure_settings(options.policies or POLICIES, options.seconds)
             return measure_failures(cluster, settings, options.seconds)
         case "chain":
-            settings = chain_settings(options.policies or _policies(CHAIN_POLICIES), CHAIN_S)
-            return measure_failures(cluster, settings, [CHAIN_S])
+            settings = chain_settings(
+                options.policies or _policies(CHAIN_POLICIES), CHAIN_FAILURE_S
+            )
+            return measure_failures(cluster, settings, [CHAIN_FAILURE_S])
         case "overheads":
             return measure_overheads(cluster, EPOCHS_S)
         case _:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 
-def mentioning(directory: Path) -> list[str]:
+def command_lines_naming(directory: Path) -> list[str]:
     """The command lines of all processes that name a path in it."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):

@@ -9,7 +9,9 @@ from rekindle_testing.chaos.run import RoundResult, SeedResult
 
 
 def _round(number: int, advanced_s: float) -> RoundResult:
-    return RoundResult(number, advanced_s, live_s=advanced_s + 1, rows=100, stalled_live_s=0.5)
+    return RoundResult(
+        number, advanced_s, live_s=advanced_s + 1, rows=100, longest_stall_while_live_s=0.5
+    )
 
 
 def test_the_summary_has_percentiles_over_all_seeds() -> None:

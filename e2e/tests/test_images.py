@@ -132,7 +132,7 @@ def test_engines_build_the_same_file_with_the_same_arguments(engine: ContainerEn
 
 def test_buildah_keeps_all_that_it_makes_and_mounts_to_itself() -> None:
     command = BUILDAH.build("t", Path("f"), Path("/src"))
-    assert tuple(command[: len(engines.IN_NAMESPACES)]) == engines.IN_NAMESPACES
+    assert tuple(command[: len(engines.UNSHARE_COMMAND)]) == engines.UNSHARE_COMMAND
     assert {"--root=/work/storage", "--runroot=/work/run"} <= set(command)
     assert BUILDAH.tag("operator", "1") == "localhost/rekindle/operator:1"
     assert BUILDAH.save("localhost/rekindle/operator:1", Path("/x.tar"))[-1] == (

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_lines import mentioning
+from command_lines import command_lines_naming
 
 from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
@@ -570,7 +570,7 @@ def test_whenever_a_start_is_killed_all_is_removed(
     def is_swept() -> bool:
         # A child that has not yet become another program has the lock for a moment longer.
         removal.remove_leftovers(tmp_path / "state")
-        return not mentioning(tmp_path)
+        return not command_lines_naming(tmp_path)
 
     wait_for("all processes to be removed", is_swept, 10)
     assert machine_wide() <= before

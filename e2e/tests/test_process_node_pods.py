@@ -323,7 +323,7 @@ def test_a_pod_whose_object_is_gone_uses_no_capacity(node: ProcessNode, pods: Po
 def test_a_late_write_does_not_change_a_new_pod_of_that_name(
     control_plane: ControlPlane, pods: Pods, tmp_path: Path
 ) -> None:
-    # Pods without a worker: only this test writes to them.
+    # Pods that are bound to no node: only this test writes to them.
     spec = {"schedulerName": "nobody", "containers": [{"name": "main", "image": "machine"}]}
     first = pods.create("heir", spec)
     pods.delete("heir", grace_s=0)

@@ -10,7 +10,7 @@ from rekindle import names
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.kube.objects import ApiRequest
-from rekindle_testing.simulation.late import LATEST_S, done_though_failed
+from rekindle_testing.simulation.late import LATEST_S, perform_now_later_or_never
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.run import Simulation
 from rekindle_testing.simulation.scheduler import Process, Scheduler
@@ -35,6 +35,8 @@ def test_tasks_and_coordinator_work_without_faults(cluster: SimulatedCluster) ->
 
 
 def test_a_pod_that_works_may_not_be_deleted(cluster: SimulatedCluster) -> None:
+    """It works if it is needed, has been ready for a while, and responds to whoever would report it
+    lost (`rekindle_testing.simulation.working`)."""
     name = next(iter(cluster.pods.values())).name
     assert cluster.leader is not None
     request = ApiRequest("DELETE", f"/api/v1/namespaces/default/pods/{name}", {})
@@ -48,7 +50,8 @@ def test_a_pod_that_cannot_be_reached_does_not_count(cluster: SimulatedCluster) 
     own_node = cluster.network.node_of[cluster.coordinator.address]
     pod = next(p for p in cluster.pods.values() if cluster.network.node_of[p.address] != own_node)
     cluster.network.isolate(cluster.network.node_of[pod.address])
-    cluster.scheduler.run_until(cluster.scheduler.now + 2.6)
+    silence_s = 2.6  # longer than the silence that may prove a loss
+    cluster.scheduler.run_until(cluster.scheduler.now + silence_s)
     assert cluster.working.find(pod.slot.key) is None
     assert cluster.working.find(names.COORDINATOR_KEY) == cluster.coordinator.name
 
@@ -57,7 +60,7 @@ def test_what_failed_is_done_at_once_later_or_never() -> None:
     """A call that times out, or whose response is lost, may have an effect all the same."""
     scheduler, done_at = Scheduler(0), list[float]()
     for _ in range(100):
-        done_though_failed(scheduler, lambda: done_at.append(scheduler.now))
+        perform_now_later_or_never(scheduler, lambda: done_at.append(scheduler.now))
     scheduler.run_until(LATEST_S)
     assert 0 < done_at.count(0.0) < len(done_at) < 100
 

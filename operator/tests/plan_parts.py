@@ -40,12 +40,12 @@ def query(
     name: str,
     priority: int,
     *needs: str,
-    has_waited_long: bool = False,
+    spares_may_go_first: bool = False,
     paths: Iterable[Iterable[str]] = (),
 ) -> DownQuery:
     """`needs`: keys of missing pods. `paths`: those on the path from each source (`DownQuery`)."""
     found = tuple(frozenset(path) for path in paths)
-    return DownQuery(("ns/t", name), priority, frozenset(needs), has_waited_long, found)
+    return DownQuery(("ns/t", name), priority, frozenset(needs), spares_may_go_first, found)
 
 
 def started(plan: Any) -> list[str]:

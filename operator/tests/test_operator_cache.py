@@ -69,7 +69,7 @@ def test_silence_does_not_count_while_the_operator_was_down(
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
 
-def test_a_report_that_cannot_be_parsed_is_ignored(cluster: ClusterCache) -> None:
+def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().silent_since == {SILENT: 1000.0}
 
@@ -112,7 +112,9 @@ def test_only_true_says_that_a_task_cannot_save(value: Any) -> None:
     assert not read_report({"tasks": [task]}).tasks[SILENT.slot].saving_fails
 
 
-def test_silence_of_a_kubelet_does_not_count_either(cluster: ClusterCache, clock: Clock) -> None:
+def test_silence_of_a_kubelet_does_not_count_while_the_operator_was_down(
+    cluster: ClusterCache, clock: Clock
+) -> None:
     cluster.kubelet_probes.sent("uid-a", clock.now)
     clock.now += 5
     cluster.reset_timers()

@@ -95,7 +95,7 @@ def test_spares_wait_until_a_query_has_waited_long() -> None:
     nodes = capacity(node("n", 6))
     held = make_plan([query("Q", 1, "a", "b")], pods, [spare], nodes)
     assert dict(held.nodes) == {}
-    given_up = make_plan([query("Q", 1, "a", "b", has_waited_long=True)], pods, [spare], nodes)
+    given_up = make_plan([query("Q", 1, "a", "b", spares_may_go_first=True)], pods, [spare], nodes)
     assert dict(given_up.nodes) == {"spare": "n"}
 
 
@@ -368,7 +368,7 @@ def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, node_selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
-        [query("q", 1, *pods), query("other", 9, "z", has_waited_long=True)],
+        [query("q", 1, *pods), query("other", 9, "z", spares_may_go_first=True)],
         {**pods, "z": nowhere},
         [],
         nodes,

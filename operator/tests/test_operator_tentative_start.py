@@ -79,7 +79,7 @@ def test_whole_queries_go_first() -> None:
 
 def test_parts_go_before_spare_replicas() -> None:
     spare = SpareReplica(pod("spare", 2, group="run", replica=1), priority=5, first_replica="")
-    waits = query("Q", 1, *NEEDS, paths=PATHS, has_waited_long=True)
+    waits = query("Q", 1, *NEEDS, paths=PATHS, spares_may_go_first=True)
     assert set(make_plan([waits], PODS, [spare], capacity(node("n", 3))).nodes) == {"left", "both"}
 
 

@@ -254,7 +254,7 @@ class Task:
         now = self.world.now
         match effect:
             case ProcessStable(epochs):
-                took_s = self.world.chain.call_s + self.world.chain.epoch_s * len(epochs)
+                took_s = self.world.chain.call_s + self.world.chain.process_epoch_s * len(epochs)
                 self.world.at(now + took_s, partial(self._stable, epochs))
             case ProcessTentative():
                 self.world.at(now + self.world.chain.call_s, partial(self._tentative, effect))
@@ -319,7 +319,7 @@ class Chain:
     has_partner: bool = False
     call_epochs: int = 16  # of a stable call, at most
     call_s: float = CALL_S  # of any call
-    epoch_s: float = 0.002  # of each epoch in a stable call
+    process_epoch_s: float = 0.002  # of each epoch in a stable call
 
 
 class World:

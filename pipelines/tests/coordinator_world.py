@@ -15,7 +15,6 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
-    LogMovementPhase,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -26,6 +25,7 @@ from rekindle.coordinator.model import (
     PollFailed,
     PollNow,
     ReadNewestManifest,
+    ReportMovementPhase,
     StateMigration,
     StepDown,
     StoreFailed,
@@ -140,7 +140,7 @@ class World:
                         self.zombie = None
                     else:
                         self.step_downs.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus() | LogMovementPhase():
+                case CollectGarbage() | PollNow() | ApplyStatus() | ReportMovementPhase():
                     pass
 
     def write(self, who: Coordinator, manifest: Manifest) -> None:

@@ -33,9 +33,9 @@ from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
     Directive,
-    DonorMessage,
     Hold,
-    NewcomerMessage,
+    MessageToDonor,
+    MessageToNewcomer,
     NewcomerReport,
     Offer,
     Replica,
@@ -300,7 +300,7 @@ class Node:
 
     # -- the newcomer's shell --------------------------------------------------------------------
 
-    def received_by_newcomer(self, message: NewcomerMessage) -> None:
+    def received_by_newcomer(self, message: MessageToNewcomer) -> None:
         self._step_newcomer(newcomers.MessageReceived(message))
 
     def _step_newcomer(self, event: newcomers.NewcomerCoreEvent) -> None:
@@ -344,7 +344,7 @@ class Node:
 
     # -- the donor's shell -----------------------------------------------------------------------
 
-    def received_by_donor(self, message: DonorMessage) -> None:
+    def received_by_donor(self, message: MessageToDonor) -> None:
         if self.donor is not None:
             self._step_donor(donors.MessageReceived(message))
 
@@ -606,10 +606,10 @@ class World:
     def to_task(self, replica: Replica, poll: Poll) -> None:
         self._deliver(replica, lambda node: node.polled(poll))
 
-    def to_donor(self, replica: Replica, message: DonorMessage) -> None:
+    def to_donor(self, replica: Replica, message: MessageToDonor) -> None:
         self._deliver(replica, lambda node: node.received_by_donor(message))
 
-    def to_newcomer(self, replica: Replica, message: NewcomerMessage) -> None:
+    def to_newcomer(self, replica: Replica, message: MessageToNewcomer) -> None:
         if isinstance(message, Chunk) and self.random.random() < self.damage and message.data:
             message = replace(message, data=bytes([message.data[0] ^ 1]) + message.data[1:])
         self._deliver(replica, lambda node: node.received_by_newcomer(message))

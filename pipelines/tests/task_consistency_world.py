@@ -145,9 +145,9 @@ class CoreTask(Task):
         now = self.world.now
         match effect:
             case ProcessEpochs(_, epochs, attempt):
-                epoch_s = 0.0 if attempt else self.world.chain.epoch_s
+                process_epoch_s = 0.0 if attempt else self.world.chain.process_epoch_s
                 self.calls.append((attempt, epochs[0].epoch, epochs[-1].epoch))
-                took_s = self.world.chain.call_s + epoch_s * len(epochs)
+                took_s = self.world.chain.call_s + process_epoch_s * len(epochs)
                 self.world.at(now + took_s, partial(self._process_call, effect))
             case AppendEpochs(outputs):
                 self._append_stable(outputs)

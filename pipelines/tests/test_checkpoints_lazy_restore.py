@@ -86,7 +86,7 @@ class World:
                 raise error
 
     def save(self, state: OperatorState, epoch: int) -> str:
-        operators = State({"op": state}).for_checkpoint()
+        operators = State({"op": state}).with_joined_deltas()
         ref = self.saver.save("s", 0, epoch, 0, ("op",), operators, self.entry)
         assert ref.object is not None
         self.entry = self.saver.load_entry(ref.object)

@@ -223,7 +223,7 @@ class Replica:
         self.step(EntrySaved(done))
 
     def checkpoint(self) -> None:
-        operators = State({"op": self.state}).for_checkpoint()
+        operators = State({"op": self.state}).with_joined_deltas()
         self.step(StateReached(TaskState(self.epoch, 0, operators)))
 
     def read(self, number: int) -> None:

@@ -230,7 +230,9 @@ def test_old_temporary_files_are_removed(tmp_path: Path) -> None:
     for name, age in (("d/.old.tmp", 3600), (".new.tmp", 5), ("kept.tmp", 3600)):
         (tmp_path / name).write_bytes(b"")
         os.utime(tmp_path / name, (now - age, now - age))
-    assert objects.remove_stale_temps() == 1, "of an earlier release, beside the objects"
+    assert objects.remove_stale_temps() == 1, (
+        "earlier versions wrote temporary files beside the objects"
+    )
     assert sorted(p.name for p in tmp_path.rglob("*.tmp")) == [".new.tmp", ".tmp", "kept.tmp"]
     for name, age in ((".tmp/.old.tmp", 3600), (".tmp/.new.tmp", 5)):
         (tmp_path / name).write_bytes(b"")

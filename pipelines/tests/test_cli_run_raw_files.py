@@ -29,12 +29,12 @@ spec:
       orderBy: measured
       speedup: 3600
   - name: visitors
-    schema: "ort STRING, zeit STRING, zahl INT"
+    schema: "place STRING, time STRING, count INT"
     eventTime:
       column: at
-      expression: "to_utc_timestamp(to_timestamp(zeit, 'dd/MM/yyyy HH:mm'), 'Europe/Berlin')"
+      expression: "to_utc_timestamp(to_timestamp(time, 'dd/MM/yyyy HH:mm'), 'Europe/Berlin')"
     files:
-      url: "file:///data/besucher.csv"
+      url: "file:///data/visitors.csv"
       format: csv
       delimiter: ";"
       encoding: ISO-8859-1
@@ -46,7 +46,7 @@ spec:
     sql: >-
       SELECT station AS place, measured AS time, file, value FROM sensors
       UNION ALL
-      SELECT ort, at, CAST(NULL AS STRING) AS file, CAST(zahl AS DOUBLE) AS value FROM visitors
+      SELECT place, at, CAST(NULL AS STRING) AS file, CAST(count AS DOUBLE) AS value FROM visitors
   - name: hourly
     inputs: [all-rows]
     window: {size: 1h, groupBy: [place, file], aggregate: "count(*) AS n, sum(value) AS total"}
@@ -58,7 +58,7 @@ SENSORS = r"""station,value,ms
 "North, upper",\N,1388534401000
 "6"" pipe",2,1388538000000
 """
-VISITORS = """"ort";"zeit";"zahl"
+VISITORS = """"place";"time";"count"
 "Caf\u00e9; M\u00fcnchen";"01/01/2014 01:30";7
 """
 
@@ -66,7 +66,7 @@ VISITORS = """"ort";"zeit";"zahl"
 def test_raw_files_become_windows_of_event_time(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(MANIFEST)
     (tmp_path / "sensors-1.csv").write_text(SENSORS)
-    (tmp_path / "besucher.csv").write_text(VISITORS, encoding="latin-1")
+    (tmp_path / "visitors.csv").write_text(VISITORS, encoding="latin-1")
     arguments = ["run", str(tmp_path / "t.yaml"), "--input", str(tmp_path)]
     assert main([*arguments, "--output", str(tmp_path / "out")]) == 0
     rows = read_sink(f"file://{tmp_path}/out/hourly").to_pylist()

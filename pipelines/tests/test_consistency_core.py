@@ -100,7 +100,7 @@ def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
 
 @pytest.mark.parametrize("policy", Policy)
 def test_only_suspend_stops_new_input_during_stabilization(policy: Policy) -> None:
-    slow = Chain(during_stabilization=policy, call_epochs=2, epoch_s=0.1)
+    slow = Chain(during_stabilization=policy, call_epochs=2, process_epoch_s=0.1)
     (task,) = cut(slow, 50).tasks
     (undo,) = of_kind(task, BatchKind.UNDO)
     new = [record for record in of_kind(task, BatchKind.TENTATIVE) if record.at > undo.at]
@@ -189,7 +189,7 @@ def test_a_second_failure_during_a_failure_joins_it() -> None:
 
 def test_a_failure_during_stabilization_comes_after_it() -> None:
     """REC_DONE is forced between the last stable epoch and the first new tentative one."""
-    world = World(Chain(call_epochs=2, epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES))
+    world = World(Chain(call_epochs=2, process_epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES))
     world.run(10.5)
     world.cut(1)
     world.run(40.5)
@@ -208,7 +208,9 @@ def test_a_failure_during_stabilization_comes_after_it() -> None:
 
 def test_a_partial_correction_upstream_is_passed_on() -> None:
     """The first task corrects a part and fails again; the second one corrects that part too."""
-    world = World(Chain(tasks=2, call_epochs=2, epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES))
+    world = World(
+        Chain(tasks=2, call_epochs=2, process_epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES)
+    )
     world.run(10.5)
     world.cut(1)
     world.run(40.5)

@@ -57,7 +57,7 @@ def drawn_chain(random: Random) -> Chain:
             random.uniform(0.01, 2.2 / tasks) if late else 0.01 for _ in range(2 * tasks)
         ),
         call_epochs=2 if slow else 16,
-        epoch_s=0.06 if slow else 0.002,
+        process_epoch_s=0.06 if slow else 0.002,
     )
 
 
@@ -191,7 +191,7 @@ def test_an_engine_slower_than_its_input_corrects_all_the_same(seed: int, call_s
         latencies=(),
         call_epochs=random.choice([16, 64]),
         call_s=call_s,
-        epoch_s=0.002,
+        process_epoch_s=0.002,
     )
     world = play(random, slow, settle_s=80)
     for task in world.tasks:
@@ -229,7 +229,7 @@ def test_output_follows_the_arrival_of_an_epoch_within_x(
         out = outputs(task)
         for epoch, arrived in task.arrived.items():
             before = sum(out.get(e, arrived) > arrived for e in task.arrived if e < epoch)
-            latest = arrived + X_S + before * (chain.call_s + chain.epoch_s)
+            latest = arrived + X_S + before * (chain.call_s + chain.process_epoch_s)
             assert out.get(epoch, arrived) <= latest
         never = [e for e, t in task.arrived.items() if e not in out and world.now - t > X_S]
         assert not never

@@ -19,7 +19,9 @@ from rekindle.streams.epochs import BatchKind
 EXAMPLES = settings(max_examples=30, deadline=None)
 SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_examples))
 X_S = 3.0  # maxDelay, as in the paper
-SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, epoch_s=0.1)
+SLOW = Chain(
+    max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
+)
 
 
 def common_failure(length_s: float, chain: Chain = SLOW) -> Replicas:
@@ -131,7 +133,7 @@ def test_one_always_serves(seed: int) -> None:
     for epoch in range(world.epochs - 4):
         arrived = max(task.arrived[epoch] for task in world.tasks)
         before = sum(1 for each in out[:epoch] if each > arrived)
-        assert out[epoch] - arrived <= X_S + before * (CALL_S + SLOW.epoch_s)
+        assert out[epoch] - arrived <= X_S + before * (CALL_S + SLOW.process_epoch_s)
 
 
 @given(SEEDS)

@@ -136,12 +136,12 @@ def test_bytes_of_a_slice_are_its_own() -> None:
 
 @pytest.mark.parametrize("limit", [DEFAULT_LIMIT_BYTES, 2048 * MIB, 4096 * MIB, 65536 * MIB])
 @pytest.mark.parametrize("with_jvm", [True, False])
-@pytest.mark.parametrize("forks", [True, False])
-def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool, forks: bool) -> None:
-    plan = plan_memory(limit, with_jvm=with_jvm, forks=forks)
+@pytest.mark.parametrize("branches", [True, False])
+def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool, branches: bool) -> None:
+    plan = plan_memory(limit, with_jvm=with_jvm, branches=branches)
     jvm = plan.heap_bytes + plan.direct_bytes + JVM_BASE_BYTES if with_jvm else 0
     rows = 3 * plan.epoch_bytes + 2 * plan.read_ahead_bytes
-    states = (2 if forks else 1) * plan.state_bytes
+    states = (2 if branches else 1) * plan.state_bytes
     assert jvm + PYTHON_BYTES + rows + states + _served_bytes(plan.serve_bytes) <= limit
     assert plan.spark_job_input_bytes <= plan.direct_bytes
     assert plan.call_bytes <= plan.epoch_bytes

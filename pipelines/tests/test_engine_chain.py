@@ -222,7 +222,7 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
                 digests.append(outputs)
                 states.append(state_digests(chain, state))
     files = RunFiles(spark.data_dir / "runs", memory_bytes=0)
-    monkeypatch.setattr(spill, "PORTION_BYTES", 2_000)
+    monkeypatch.setattr(spill, "MIN_BUFFER_BYTES", 2_000)
     chain = chain_of(LONG, "end", spark, run_files=files, spark_job_input_bytes=2_000)
     outputs, state = run(chain, epochs, mixed)
     assert all(r.spilled for operator in state.operators.values() for r in operator.runs())

@@ -38,10 +38,10 @@ def table(drawn: list[Any]) -> pa.Table:
 
 @given(rows, st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sampled_from([1, 40, 10_000]))
 def test_rows_in_files_have_the_order_of_rows_in_memory(
-    drawn: list[Any], sizes: list[int], portion: int
+    drawn: list[Any], sizes: list[int], buffer_bytes: int
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(spill, "PORTION_BYTES", portion)
+        patched.setattr(spill, "MIN_BUFFER_BYTES", buffer_bytes)
         in_memory = ExternalSort(SCHEMA, SCHEMA.names, None)
         in_files = ExternalSort(SCHEMA, SCHEMA.names, RunFiles(Path(directory), memory_bytes=0))
         at, turn = 0, 0
@@ -54,8 +54,10 @@ def test_rows_in_files_have_the_order_of_rows_in_memory(
         assert in_files.sorted().schema == SCHEMA
 
 
-def test_rows_may_be_wider_than_a_portion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spill, "PORTION_BYTES", 1_000)
+def test_a_row_may_be_larger_than_the_buffer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spill, "MIN_BUFFER_BYTES", 1_000)
     sort = ExternalSort(SCHEMA, ["key"], RunFiles(tmp_path, memory_bytes=0))
     for letter in "cab":
         sort.add(table([(0, letter * 10_000, None)]))

@@ -523,13 +523,13 @@ def test_nodes_are_in_files_while_they_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first window that closes after a restore computes all of them in one call."""
-    monkeypatch.setattr("rekindle.engine.state.spill.PORTION_BYTES", 4_000)
+    monkeypatch.setattr("rekindle.engine.state.spill.MIN_BUFFER_BYTES", 4_000)
     panes, groups = np.meshgrid(np.arange(256) * PANE_US, np.arange(30))
     state = pages.append(EMPTY, counts(groups.ravel(), panes.ravel()))
     files, starts, closed = RunFiles(tmp_path, memory_bytes=0), np.arange(1), list[pa.Table]()
     found = combining.each_window(COUNTS, state, PANE_US, 256, starts, closed.append, files)
-    assert sum(node.nbytes for node in found.tree_nodes.values()) > 3 * files.portion_bytes
+    assert sum(node.nbytes for node in found.tree_nodes.values()) > 3 * files.buffer_bytes
     in_memory = [node.nbytes for node in found.tree_nodes.values() if not node.spilled]
-    assert sum(in_memory) <= files.portion_bytes
+    assert sum(in_memory) <= files.buffer_bytes
     same = combining.windows(COUNTS, state, PANE_US, 256, starts)[1]
     assert pa.concat_tables(closed).equals(same)

@@ -175,7 +175,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
                 epoch,
                 watermark=0,
                 operator_ids=("op",),
-                state=State({"op": state}).for_checkpoint(),
+                state=State({"op": state}).with_joined_deltas(),
                 previous=None,
             )
 
@@ -230,7 +230,7 @@ def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], pan
     steps = history(drawn, panes * SLIDE)
     steps.append((table([]), (len(steps), steps[-1][1][2], END_OF_INPUT)))
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(spill, "PORTION_BYTES", 300)
+        patched.setattr(spill, "MIN_BUFFER_BYTES", 300)
         files = RunFiles(Path(directory), memory_bytes=0)
         state = portioned = EMPTY
         for rows, mark in steps:
@@ -249,7 +249,7 @@ def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], pan
 def test_closed_windows_larger_than_memory_are_in_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spill, "PORTION_BYTES", 50_000)
+    monkeypatch.setattr(spill, "MIN_BUFFER_BYTES", 50_000)
     monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
     files, state = RunFiles(tmp_path, memory_bytes=0), EMPTY
     for number in range(20):

@@ -139,8 +139,8 @@ def test_a_donor_that_reads_its_state_says_how_far_it_is() -> None:
     core = a_donor()
     core.step(offer_request(), 0.0)
     assert core.step(offer_request(), 1.0) == [], "nothing has been read"
-    core.step(d.PinProgressed(SESSION, 3), 2.0)
-    assert core.step(offer_request(), 2.0) == [d.Reply(Preparing(SESSION, 3))]
+    core.step(d.PinProgressed(SESSION, runs=3), 2.0)
+    assert core.step(offer_request(), 2.0) == [d.Reply(Preparing(SESSION, runs=3))]
     assert core.step(pinned(), 3.0) == [d.Reply(OFFER)]
     assert core.step(offer_request(), 3.0) == [d.Reply(OFFER)]
 
@@ -332,13 +332,13 @@ def test_a_donor_that_prepares_its_offer_is_asked_again_soon() -> None:
     for now in (2.0, 6.0):
         core.step(n.TimePassed(), now)
     assert core.wake_at == 14.0
-    core.step(n.MessageReceived(Preparing(SESSION, 3)), 10.0)
+    core.step(n.MessageReceived(Preparing(SESSION, runs=3)), 10.0)
     assert core.wake_at == 12.0
     progress = core.report().progress
     assert progress is not None
     assert (progress.phase, progress.prepared) == (NewcomerPhase.ASKING, 3)
     core.step(n.MessageReceived(OFFER), 11.0)
-    assert core.step(n.MessageReceived(Preparing(SESSION, 4)), 11.0) == [], "it was late"
+    assert core.step(n.MessageReceived(Preparing(SESSION, runs=4)), 11.0) == [], "it was late"
 
 
 def test_chunks_are_stored_in_order_within_the_window() -> None:
@@ -414,14 +414,14 @@ def test_an_abandoned_session_is_never_started() -> None:
     assert core.step(n.StateInstalled(SESSION, "whole"), 0.0) == []
     assert core.step(order(), 0.0) == [], "an older poll"
     assert core.report().abandoned == SESSION.version
-    assert core.may_restore(None)
+    assert core.may_restore(abandoned=None)
 
 
 def test_a_restore_point_of_an_older_poll_is_not_followed() -> None:
     core = receiving_newcomer()
-    assert not core.may_restore(None)
-    assert not core.may_restore(SessionVersion(0, 9))
-    assert core.may_restore(SESSION.version)
+    assert not core.may_restore(abandoned=None)
+    assert not core.may_restore(abandoned=SessionVersion(0, 9))
+    assert core.may_restore(abandoned=SESSION.version)
 
 
 def test_a_newer_order_replaces_the_session() -> None:

@@ -1,4 +1,5 @@
-"""Readers of tentative results: which replica they read, and what they deliver."""
+"""Readers of live subscriptions (tentative results and their corrections): which replica they read,
+and what they deliver."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from rekindle.streams.reader_core import (
     Subscription,
 )
 from rekindle.streams.replica_choice import (
-    STATE_MEMORY_S,
+    REPORTED_STATE_VALID_S,
     CallFailed,
     EpochsReceived,
     LiveReceived,
@@ -101,7 +102,7 @@ def test_a_reported_state_is_newer_than_that_of_the_routes() -> None:
     assert made.step(EpochsReceived(A, ()), 100) == [SwitchReplica(B, 5)]
     made.record_state(B, UP_FAILURE, 100.1)
     assert made.step(routes(a=STABLE, b=STABLE), 100.2) == []
-    later = 100.2 + STATE_MEMORY_S
+    later = 100.2 + REPORTED_STATE_VALID_S
     assert made.step(routes(a=STABLE, b=STABLE), later) == [SwitchReplica(A, 5)]
 
 
@@ -123,7 +124,7 @@ def test_a_live_reader_needs_no_epoch_twice() -> None:
 
 
 def call_of(core: ReaderCore, now: float) -> ReadEpochs:
-    (*_, call) = core.step(ReaderWoken(True), now)
+    (*_, call) = core.step(ReaderWoken(has_buffer_space=True), now)
     assert isinstance(call, ReadEpochs)
     return call
 
@@ -133,7 +134,7 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
     core.step(endpoints(A), 0)
     call = call_of(core, 0)
     assert (call.epoch, call.position) == (5, LivePosition())
-    at = LivePosition("boot", 4, 8)
+    at = LivePosition(boot="boot", span=4, epoch=8)
     core.step(
         LiveReturned(call.call, head=9, state=UP_FAILURE, next_epoch=7, newest=7, position=at), 0
     )
@@ -142,7 +143,7 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
 
 
 def test_at_another_replica_only_newer_epochs_are_read() -> None:
-    """Attempts of two replicas have nothing in common."""
+    """A position in one replica's output means nothing to another replica."""
     core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
     core.step(endpoints(A, B), 0)
     call = call_of(core, 0)
@@ -153,7 +154,7 @@ def test_at_another_replica_only_newer_epochs_are_read() -> None:
             state=UP_FAILURE,
             next_epoch=7,
             newest=7,
-            position=LivePosition("boot", 4, 8),
+            position=LivePosition(boot="boot", span=4, epoch=8),
         ),
         0,
     )

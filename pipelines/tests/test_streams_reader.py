@@ -220,7 +220,7 @@ def test_timeouts_grow_for_an_epoch_that_does_not_arrive() -> None:
     assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
 
 
-def test_timeouts_of_trusted_replicas_are_reported() -> None:
+def test_timeouts_of_replicas_that_are_not_suspected_are_reported() -> None:
     made = choice(A, B)
     made.step(CallFailed(A, timed_out=True), 1)
     made.step(CallFailed(B), 2)

@@ -40,7 +40,10 @@ def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> CoreWorld:
     chain = replace(drawn_chain(random), max_delay_s=X_S)
     if policies is not None:
         chain = replace(
-            chain, during_failure=policies[0], during_stabilization=policies[1], epoch_s=0.002
+            chain,
+            during_failure=policies[0],
+            during_stabilization=policies[1],
+            process_epoch_s=0.002,
         )
     world = CoreWorld(chain)
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)))
@@ -230,7 +233,7 @@ def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
 
 def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
     """While it corrects 20 epochs, new ones are answered within X."""
-    world = CoreWorld(Chain(epoch_s=0.1, call_epochs=16))
+    world = CoreWorld(Chain(process_epoch_s=0.1, call_epochs=16))
     (task,) = world.tasks
     world.run(10)
     world.cut(1)

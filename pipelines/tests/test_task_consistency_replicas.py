@@ -28,7 +28,9 @@ from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.task.core.branches import UNANSWERED_S, BranchesCore
 from rekindle.task.core.partner import PartnerMessages
 
-SLOW = Chain(max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, epoch_s=0.1)
+SLOW = Chain(
+    max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
+)
 
 
 def common_failure(seconds: float) -> CoreReplicas:

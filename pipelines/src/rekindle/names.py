@@ -103,6 +103,6 @@ def task_pod_name(
 ) -> str:
     """Hyphens of the segment's name are doubled: otherwise segment `b-c` of topology `a` and
     segment `c` of topology `a-b` would have the same pod names. So the topology's name ends at the
-    last odd number of consecutive hyphens, not counting those before the three numbers."""
+    last sequence of hyphens whose length is odd, not counting those before the three numbers."""
     segment = segment_name.replace("_", "-").replace("-", "--")
     return object_name(topology, segment, partition, replica, incarnation)

@@ -179,7 +179,7 @@ class PollRequest(_Versioned):
     ask_only: bool = False  # only respond: the desired state of the last poll without it stays
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
-    digests_of: tuple[int, ...] = ()  # respond with the digests of these epochs too
+    digests_of: tuple[int, ...] = ()  # disputed epochs: respond with their digests too
     partner: Partner | None = None  # if it serves; only for tasks whose output may be tentative
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log

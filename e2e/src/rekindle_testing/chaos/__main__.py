@@ -45,7 +45,10 @@ def summary(results: list[SeedResult]) -> list[str]:
         for what, values in (
             ("until all queries advance, s", [r.advanced_s for r in rounds]),
             ("until all queries are Live, s", [r.live_s for r in rounds]),
-            ("longest stall of a Live query in a round, s", [r.stalled_live_s for r in rounds]),
+            (
+                "longest stall of a Live query in a round, s",
+                [r.longest_stall_while_live_s for r in rounds],
+            ),
         ):
             p50, p95 = percentile(values, 0.5), percentile(values, 0.95)
             lines.append(f"{what}: p50 {p50:g}, p95 {p95:g}, max {max(values):g}")

@@ -65,15 +65,16 @@ class RoundFailure(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """Times are seconds since the end of the round's last fault. `stalled_live_s`: the longest time
-    that a query, `stalled_query`, was reported as Live while its sink wrote nothing. `tentative`,
-    `latest_s`: `Freshness.tentative` and `longest_s` of a topology with a finite `maxDelay`."""
+    """Times are seconds since the end of the round's last fault. `longest_stall_while_live_s`: the
+    longest time that a query, `stalled_query`, was reported as Live while its sink wrote nothing.
+    `tentative`, `latest_s`: `Freshness.tentative` and `longest_s` of a topology with a finite
+    `maxDelay`."""
 
     number: int
     advanced_s: float
     live_s: float
     rows: int
-    stalled_live_s: float
+    longest_stall_while_live_s: float
     stalled_query: str = ""
     tentative: int = 0
     latest_s: float = 0.0
@@ -82,7 +83,8 @@ class RoundResult:
         return (
             f"all queries advance after {self.advanced_s:.1f} s and are Live after "
             f"{self.live_s:.1f} s; {self.rows:,} rows equal; "
-            f"longest stall while Live {self.stalled_live_s:.1f} s {self.stalled_query}; "
+            f"longest stall while Live {self.longest_stall_while_live_s:.1f} s "
+            f"{self.stalled_query}; "
             f"{self.tentative} tentative epochs, new results after {self.latest_s:.1f} s at most"
         )
 
@@ -263,7 +265,7 @@ class _Run:
             advanced_s=_rounded(advanced_s),
             live_s=_rounded(live_s),
             rows=rows,
-            stalled_live_s=_rounded(stalled.stalled_s),
+            longest_stall_while_live_s=_rounded(stalled.stalled_s),
             stalled_query=stalled.query,
         )
 

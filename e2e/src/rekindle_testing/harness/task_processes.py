@@ -29,7 +29,6 @@ from rekindle.coordinator.model import (
     Event,
     Generation,
     GenerationSeen,
-    LogMovementPhase,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
@@ -38,6 +37,7 @@ from rekindle.coordinator.model import (
     PollAnswered,
     PollFailed,
     ReadNewestManifest,
+    ReportMovementPhase,
     Ticked,
     WriteManifest,
 )
@@ -126,7 +126,7 @@ class TaskProcesses:
         self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
-        self.movement_phases: list[LogMovementPhase] = []
+        self.movement_phases: list[ReportMovementPhase] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -179,7 +179,7 @@ class TaskProcesses:
                 written = asyncio.run(self.store.write(effect))
                 lost = ManifestRaceLost(manifest.seq)
                 self.feed(lost if written is None else ManifestWritten(written))
-            case LogMovementPhase():
+            case ReportMovementPhase():
                 self.movement_phases.append(effect)
 
     def poll_all(self) -> None:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from rekindle_testing.images import programs
-from rekindle_testing.images.archives import write_key_after_build
+from rekindle_testing.images.archives import write_source_hash_after_build
 from rekindle_testing.images.build import Builder, exclusive_lock
-from rekindle_testing.images.engines import IN_NAMESPACES, EngineKind, ImageConfig
+from rekindle_testing.images.engines import UNSHARE_COMMAND, EngineKind, ImageConfig
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.images.image_runs import (
     IMAGES,
@@ -45,7 +45,7 @@ def main() -> int:
     try:
         with exclusive_lock():
             saves = bool(os.environ.get("ARCHIVES"))
-            with write_key_after_build() if saves else contextlib.nullcontext():
+            with write_source_hash_after_build() if saves else contextlib.nullcontext():
                 wrong = _build_and_start(saves)
     except ImageError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -104,7 +104,7 @@ def _command(
     try:
         own = run.command or config.command
         spec = {
-            "mount": engine.buildah("mount", name)[len(IN_NAMESPACES) :],
+            "mount": engine.buildah("mount", name)[len(UNSHARE_COMMAND) :],
             "user": config.user,
             "environment": config.environment,
             "command": [*config.entry_point, *own],
@@ -112,7 +112,8 @@ def _command(
             "writable": image.writable,
         }
         module = [sys.executable, "-m", "rekindle_testing.images.enter", json.dumps(spec)]
-        yield builder.after_clearing_mounts([*IN_NAMESPACES, *module])
+        builder.forget_mounts()
+        yield [*UNSHARE_COMMAND, *module]
     finally:
         builder.run(engine.buildah("rm", name))
 

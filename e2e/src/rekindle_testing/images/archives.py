@@ -35,7 +35,7 @@ def ensure_image_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
     """The archives by the name of their image; takes minutes if something has to be built."""
     with exclusive_lock():
         if not (_KEY_FILE.exists() and _KEY_FILE.read_text() == _key()):
-            with write_key_after_build():
+            with write_source_hash_after_build():
                 builder = Builder.for_this_machine(on_progress)
                 for image in IMAGES:
                     builder.save(image, builder.build(image))
@@ -44,7 +44,7 @@ def ensure_image_archives(on_progress: OnProgress) -> dict[str, ImageArchive]:
 
 
 @contextlib.contextmanager
-def write_key_after_build() -> Iterator[None]:
+def write_source_hash_after_build() -> Iterator[None]:
     """For a block that builds all archives: after it, writes the key (a hash) of the sources as
     they were before it. Archives are built again once the key of the sources differs."""
     key = _key()

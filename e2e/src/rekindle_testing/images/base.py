@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rekindle_testing.embedded.cache import content_key, make_once
 from rekindle_testing.images import programs
-from rekindle_testing.images.engines import IN_NAMESPACES
+from rekindle_testing.images.engines import UNSHARE_COMMAND
 from rekindle_testing.images.errors import ImageError
 from rekindle_testing.paths import ROOT
 from rekindle_testing.progress import OnProgress
@@ -69,7 +69,7 @@ def base_key() -> str:
     return content_key([*files, ("machine", platform.machine().encode())])
 
 
-def ensure_root_archive(cache: Path, on_progress: OnProgress, log: Path) -> Path:
+def ensure_root_file_system(cache: Path, on_progress: OnProgress, log: Path) -> Path:
     """The directory with root.tar, which is made if there is none."""
     entry = cache / "images" / f"base-{base_key()}"
     if entry.is_dir():
@@ -90,7 +90,7 @@ def ensure_root_archive(cache: Path, on_progress: OnProgress, log: Path) -> Path
     on_progress("no registry is reached: making the base image with debootstrap (once)")
 
     def make(directory: Path) -> None:
-        command = [*IN_NAMESPACES, str(DIRECTORY / "make-root.sh"), str(directory)]
+        command = [*UNSHARE_COMMAND, str(DIRECTORY / "make-root.sh"), str(directory)]
         programs.run_or_fail("debootstrap", command, log, timeout_s=_DEBOOTSTRAP_TIMEOUT_S)
 
     return make_once(entry, make, on_progress)

@@ -65,9 +65,10 @@ class Builder:
             certificates=_CERTIFICATES if _CERTIFICATES.exists() else None,
         )
         is_buildah = self.engine.kind is EngineKind.BUILDAH
+        self.forget_mounts()
         done = programs.run_or_fail(
             f"building {tag}",
-            self.after_clearing_mounts(command),
+            command,
             log,
             timeout_s=_BUILD_TIMEOUT_S,
             environment={"TMPDIR": str(BUILD_DIRECTORY / "tmp")} if is_buildah else None,
@@ -85,17 +86,17 @@ class Builder:
 
     def run(self, command: Sequence[str]) -> str:
         """Run a command of the container engine; returns what it prints."""
-        done = programs.run(self.after_clearing_mounts(command), timeout_s=_COMMAND_TIMEOUT_S)
+        self.forget_mounts()
+        done = programs.run(command, timeout_s=_COMMAND_TIMEOUT_S)
         if done.exit_code:
             raise ImageError(f"{' '.join(command)} failed:\n{done.output}")
         return done.output
 
-    def after_clearing_mounts(self, command: Sequence[str]) -> Sequence[str]:
-        """The command, after buildah's record of mounts has been deleted: the command runs in new
-        namespaces, in which nothing is mounted."""
+    def forget_mounts(self) -> None:
+        """Delete buildah's record of mounts, before a command: each command runs in new namespaces,
+        in which nothing is mounted."""
         if self.engine.kind is EngineKind.BUILDAH:
             shutil.rmtree(self.engine.run_directory, ignore_errors=True)
-        return command
 
     def _clear(self) -> None:
         """Remove what an interrupted run has left, and layers that have become too many."""
@@ -112,17 +113,15 @@ class Builder:
     def _ensure_base_image(self) -> str:
         """The base for machines without a registry, in the container engine's storage."""
         tag = self.engine.tag("base", base.base_key())
-        inspected = programs.run(
-            self.after_clearing_mounts(self.engine.inspect(tag)), timeout_s=_COMMAND_TIMEOUT_S
-        )
+        self.forget_mounts()
+        inspected = programs.run(self.engine.inspect(tag), timeout_s=_COMMAND_TIMEOUT_S)
         if inspected.exit_code == 0:
             return tag
         log = BUILD_DIRECTORY / "base.log"
-        context = base.ensure_root_archive(cache_root(os.environ), self._on_progress, log)
-        command = self.after_clearing_mounts(
-            self.engine.build(tag, base.DIRECTORY / "Dockerfile", context)
-        )
+        context = base.ensure_root_file_system(cache_root(os.environ), self._on_progress, log)
+        command = self.engine.build(tag, base.DIRECTORY / "Dockerfile", context)
         log = BUILD_DIRECTORY / "base-image.log"
+        self.forget_mounts()
         programs.run_or_fail("the base image", command, log, timeout_s=_BUILD_TIMEOUT_S)
         return tag
 

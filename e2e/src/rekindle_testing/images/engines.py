@@ -15,7 +15,7 @@ from typing import Any
 
 from rekindle_testing.images.errors import ImageError
 
-IN_NAMESPACES = (  # a command that follows runs in namespaces of its own
+UNSHARE_COMMAND = (  # a command that follows runs in namespaces of its own
     "unshare",
     "--mount",
     "--pid",
@@ -164,4 +164,4 @@ class ContainerEngine:
 
     def buildah(self, *arguments: str) -> list[str]:
         storage = [f"--root={self.storage}", f"--runroot={self.run_directory}"]
-        return [*IN_NAMESPACES, "buildah", *storage, *arguments]
+        return [*UNSHARE_COMMAND, "buildah", *storage, *arguments]

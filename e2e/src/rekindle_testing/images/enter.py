@@ -1,6 +1,6 @@
 """A container of an image that buildah has built: `python -m rekindle_testing.images.enter SPEC`.
 
-Runs as PID 1 of its own mount and process namespaces (`engines.IN_NAMESPACES`), becomes the
+Runs as PID 1 of its own mount and process namespaces (`engines.UNSHARE_COMMAND`), becomes the
 image's process, and has what a pod gives it: the image's user and environment, a read-only root and
 the directories that are writable. Network and control groups are the machine's.
 """

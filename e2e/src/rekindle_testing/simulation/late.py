@@ -12,7 +12,7 @@ LATEST_S = 10.0
 _DONE_SHARE, _LATE_SHARE = 0.4, 0.4
 
 
-def done_though_failed(scheduler: Scheduler, request: Callable[[], Any]) -> None:
+def perform_now_later_or_never(scheduler: Scheduler, request: Callable[[], Any]) -> None:
     """Do what was asked, do it later, or never."""
     random = scheduler.random
     if random.random() >= _DONE_SHARE:

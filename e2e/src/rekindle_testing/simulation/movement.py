@@ -20,7 +20,7 @@ from rekindle.exchange.state_mover.donor import DonorEffect, DonorLimits
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
-    DonorMessage,
+    MessageToDonor,
     Offer,
     Preparing,
     Refusal,
@@ -131,7 +131,7 @@ class SimulatedMover:
 
     # -- the newcomer ------------------------------------------------------------------------------
 
-    def _ask(self, message: DonorMessage) -> None:
+    def _ask(self, message: MessageToDonor) -> None:
         def ended(result: Any) -> None:
             if not isinstance(result, (Refused, TimedOut)):
                 self._step(NewcomerEventReceived(newcomers.MessageReceived(result)))
@@ -170,7 +170,7 @@ class SimulatedMover:
 
     # -- the donor ---------------------------------------------------------------------------------
 
-    def serve(self, message: DonorMessage, reply: Reply) -> None:
+    def serve(self, message: MessageToDonor, reply: Reply) -> None:
         number = message.number if isinstance(message, ChunkRequest) else None
         self._replies.setdefault((message.session, number), []).append(reply)
         self._step(DonorEventReceived(donors.MessageReceived(message)))

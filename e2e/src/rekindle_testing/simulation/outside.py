@@ -18,9 +18,9 @@ from rekindle.coordinator.model import Partition
 from rekindle.objects import ObjectInfo
 from rekindle.protocol import CheckpointDone
 from rekindle.task.state import TaskState
-from rekindle_testing.simulation.late import done_though_failed
+from rekindle_testing.simulation.late import perform_now_later_or_never
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
-from rekindle_testing.simulation.overlapping import Overlapping
+from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.values import FoldedState, hash_of
 
@@ -38,14 +38,14 @@ class Outside:
     def __init__(self, scheduler: Scheduler, host: str) -> None:
         self.host = host
         self.process: Process | None = Process(scheduler, host)
-        self.down = Overlapping()
+        self.down = OverlappingFaults()
         self._scheduler = scheduler
 
     def serve(self, request: Callable[[], Any], reply: Reply) -> None:
         if not self.down:
             self._scheduler.after(self._scheduler.between(*_CALL_S), lambda: reply(request()))
             return
-        done_though_failed(self._scheduler, request)
+        perform_now_later_or_never(self._scheduler, request)
         if self._scheduler.random.random() < 0.5:
             self._scheduler.after(self._scheduler.between(*_FAILS_S), lambda: reply(Down()))
 
@@ -92,8 +92,8 @@ class SimulatedStore(Outside):
         return known == manifest and max(self.manifests) == manifest.seq
 
     def collect_garbage(self, retain: int, in_use: Set[str]) -> tuple[str, ...]:
-        """Delete what the newest manifests do not need, nor an entry `in_use`. Returns the names of
-        deleted entries."""
+        """Delete what the newest manifests do not need, except entries `in_use`. Returns the names
+        of deleted entries."""
         numbers = sorted(self.manifests)[-retain:]
         manifests = [self.manifests[n][0] for n in numbers]
         objects = [ObjectInfo(n, 1, e.saved_at) for n, e in self.entries.items()]

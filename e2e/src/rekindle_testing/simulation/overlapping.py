@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
-class Overlapping:
+class OverlappingFaults:
     """True between the first call of `begin` and as many calls of `end`."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from rekindle.topology.model import Segment, Slot
 from rekindle_testing.simulation.coordinator import CoordinatorProcess, CoordinatorSurroundings
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
-from rekindle_testing.simulation.overlapping import Overlapping
+from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.task import TaskProcess
@@ -143,7 +143,7 @@ class TaskPod(SimulatedPod[TaskProcess]):
         self.segment = segment
         self.incarnation = incarnation
         self.skew_s = skew_s
-        self.slow = Overlapping()
+        self.slow = OverlappingFaults()
         self.tentative_fails = False
         self.call_fails = False
         self.wrong_result: WrongResult | None = None

@@ -146,7 +146,7 @@ def _add_whole_topology(
                 key=(plan_input.context.view.key, ""),
                 priority=sum(_priority(plan_input, q) for q in queries),
                 needs=frozenset(needs),
-                has_waited_long=_has_waited_long(plan_input, candidates),
+                spares_may_go_first=_spares_may_go_first(plan_input, candidates),
             )
         )
     successors = (c for c in plan_input.candidates.values() if c.state.is_successor)
@@ -174,10 +174,12 @@ def _add_queries(
     for query in topology.spec.queries:
         if needs := _partitions(plan_input, query) & set(first_replicas):
             priority = _priority(plan_input, query)
-            has_waited_long = _has_waited_long(plan_input, (first_replicas[key] for key in needs))
+            spares_may_go_first = _spares_may_go_first(
+                plan_input, (first_replicas[key] for key in needs)
+            )
             name = (plan_input.context.view.key, query.name)
             paths = _paths(plan_input, query, needs)
-            down.append(DownQuery(name, priority, frozenset(needs), has_waited_long, paths))
+            down.append(DownQuery(name, priority, frozenset(needs), spares_may_go_first, paths))
     first_replica_keys = {c.to_place.key for c in first_replicas.values()}
     further = (
         c for c in plan_input.candidates.values() if c.to_place.key not in first_replica_keys
@@ -237,7 +239,7 @@ def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
     return limits.priority(plan_input.context.view.namespace, query.priority)
 
 
-def _has_waited_long(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
+def _spares_may_go_first(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
     """So long that spare replicas may use the capacity that was reserved for these."""
     pass_inputs = plan_input.context.pass_inputs
     snapshot, reserved_s = pass_inputs.snapshot, pass_inputs.timing.capacity_reservation_s

@@ -8,6 +8,7 @@ Pure. Names contain all that garbage collection needs to know of an object witho
   logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
   sources/<operator id>.json    the files that a source was first read from; never deleted
 
+The digest of an entry is of its state, however that is laid out; of a state object, of its bytes.
 The token is unique for each writer: equal content that is saved twice has two objects, so that a
 new entry never refers to an old object that garbage collection is about to delete.
 

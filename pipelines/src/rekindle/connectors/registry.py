@@ -33,9 +33,10 @@ def open_source(
     *,
     verifies: bool = True,
 ) -> ReplayableSource:
-    """A partition of the source of `node`. Its prepared files are in `work_dir` and are reused
-    after a restart. With `memory`, an epoch of computed rows is refused before it is computed if it
-    would be too large. `verifies`: each cut verifies a checksum of its rows (see `SourceContext`).
+    """A partition of the source of `node`. Its prepared files (an index of its epochs, and its
+    rows as Arrow unless they are read in place) are in `work_dir` and are reused after a restart.
+    With `memory`, an epoch of computed rows is refused before it is computed if it would be too
+    large. `verifies`: each cut verifies a checksum of its rows (see `SourceContext`).
 
     Raises SourceFailed, which names the file, row and column where it can.
     """

@@ -321,7 +321,7 @@ class StepDown:
 
 
 @dataclass(frozen=True, slots=True)
-class LogMovementPhase:
+class ReportMovementPhase:
     """Write to the process's log that the state movement to a newcomer has a new phase, and why."""
 
     slot: Slot
@@ -336,6 +336,6 @@ Effect = (
     | CollectGarbage
     | ApplyStatus
     | PollNow
-    | LogMovementPhase
+    | ReportMovementPhase
     | StepDown
 )

@@ -110,7 +110,7 @@ def check_size(what: str, size: int, memory: MemoryPlan) -> None:
     """Raises EpochTooLarge for an epoch of `size` bytes that does not fit into the task."""
     if size <= memory.epoch_bytes:
         return
-    needed = needed_bytes(size, with_jvm=memory.heap_bytes > 0, forks=memory.forks) // MIB
+    needed = needed_bytes(size, with_jvm=memory.heap_bytes > 0, branches=memory.branches) // MIB
     raise EpochTooLarge(
         f"{what} is larger than the {memory.epoch_bytes // MIB} MiB that a task of "
         f"{memory.limit_bytes // MIB} MiB has for one epoch; raise its resources.limits.memory to "

@@ -23,7 +23,7 @@ class ExternalSort:
     """Sorts by `columns`, which identify a row, in ascending order. Raises DiskFull."""
 
     def __init__(self, schema: pa.Schema, columns: Sequence[str], files: RunFiles | None) -> None:
-        """`files`: for rows beyond their `portion_bytes`; without it, all rows stay in memory."""
+        """`files`: for rows beyond their `buffer_bytes`; without it, all rows stay in memory."""
         self._schema = schema
         self._columns = columns
         self._files = files
@@ -36,7 +36,7 @@ class ExternalSort:
             return
         self._tables.append(rows)
         self._bytes += rows.nbytes
-        if self._files is not None and self._bytes > self._files.portion_bytes:
+        if self._files is not None and self._bytes > self._files.buffer_bytes:
             self._mapped.append(self._write_mapped(self._files, pa.concat_tables(self._tables)))
             self._tables, self._bytes = [], 0
 
@@ -48,7 +48,7 @@ class ExternalSort:
         rows = pa.concat_tables(parts)
         order = pc.sort_indices(rows, [(name, "ascending") for name in self._columns]).to_numpy()
         starts = np.cumsum([0, *(part.num_rows for part in parts)])
-        portions = min(rows.num_rows, -(-rows.nbytes // self._files.portion_bytes))
+        portions = min(rows.num_rows, -(-rows.nbytes // self._files.buffer_bytes))
         return pa.concat_tables(
             self._write_mapped(self._files, _take(parts, starts, chosen))
             for chosen in np.array_split(order, portions)

@@ -42,7 +42,7 @@ class MemoryPlan:
     memory; the rest of it is in memory-mapped files. `fetch`: objects of a restored state that are
     fetched at the same time; they use the part of the memory that is for rows. `serve`: what the
     stream server holds for readers.
-    `forks`: output may be tentative, so there may be two states, with `state` bytes each.
+    `branches`: output may be tentative, so there may be two states, with `state` bytes each.
     """
 
     limit_bytes: int
@@ -55,11 +55,11 @@ class MemoryPlan:
     state_bytes: int
     fetch_bytes: int
     serve_bytes: int
-    forks: bool
+    branches: bool
 
 
 def plan_memory(
-    limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True, forks: bool = False
+    limit_bytes: int = DEFAULT_LIMIT_BYTES, *, with_jvm: bool = True, branches: bool = False
 ) -> MemoryPlan:
     """The plan for a limit. Below the default limit, the JVM's heap is Spark's minimum."""
     beyond = max(0, limit_bytes - DEFAULT_LIMIT_BYTES)
@@ -69,7 +69,7 @@ def plan_memory(
     read_ahead = _between(8 * MIB, limit_bytes // 64, 128 * MIB)
     state = _between(8 * MIB, limit_bytes // 64, 1024 * MIB)
     serve = _between(16 * MIB, limit_bytes // 32, MAX_SERVE_BYTES)
-    held = 2 * read_ahead + serve + (2 if forks else 1) * state
+    held = 2 * read_ahead + serve + (2 if branches else 1) * state
     epoch = (limit_bytes - heap - other_jvm - PYTHON_BYTES - held) // COPIES
     call = _between(8 * MIB, min(limit_bytes // 64, epoch), 128 * MIB)
     return MemoryPlan(
@@ -83,15 +83,15 @@ def plan_memory(
         state_bytes=state,
         fetch_bytes=_between(8 * MIB, limit_bytes // 32, 64 * MIB),
         serve_bytes=serve,
-        forks=forks,
+        branches=branches,
     )
 
 
-def needed_bytes(epoch_bytes: int, *, with_jvm: bool = True, forks: bool = False) -> int:
+def needed_bytes(epoch_bytes: int, *, with_jvm: bool = True, branches: bool = False) -> int:
     """The lowest limit, a multiple of 64 MiB, whose plan allows an epoch of `epoch_bytes`."""
     step = 64 * MIB
     limit = DEFAULT_LIMIT_BYTES
-    while plan_memory(limit, with_jvm=with_jvm, forks=forks).epoch_bytes < epoch_bytes:
+    while plan_memory(limit, with_jvm=with_jvm, branches=branches).epoch_bytes < epoch_bytes:
         limit += step
     return limit
 

@@ -26,7 +26,7 @@ class State:
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
-    def for_checkpoint(self) -> State:
+    def with_joined_deltas(self) -> State:
         """The same state in a form that is cheaper to save
         (`engine.state.compaction.join_single_deltas`)."""
         return replace(

@@ -16,7 +16,7 @@ import pyarrow.flight as flight
 
 from rekindle.errors import BelowFloor, RekindleError
 
-_ADDED_BEFORE = re.compile(r"^Flight returned [a-z ]+ error, with message: ")
+_FLIGHT_PREFIX = re.compile(r"^Flight returned [a-z ]+ error, with message: ")
 CALL_S = 20.0
 """Deadline of a call, which waits for a second and then sends a few MiB."""
 
@@ -87,7 +87,7 @@ def _refusal(address: str, error: Any) -> RekindleError:
             return NoLongerKept(text, int(details["oldest"]))
     except (ValueError, KeyError, TypeError):
         return ReplicaUnavailable(text)
-    # Another process may serve at the address, or the query is not assigned yet.
+    # Another process may serve at the address, or the task does not serve the query yet.
     gone = reason in ("UnknownQuery", "OtherPartition")
     return ReplicaUnavailable(text) if gone else ReadRefused(text)
 
@@ -97,5 +97,5 @@ def _first_line(error: Exception) -> str:
     text = str(error).partition("\n")[0]
     for added in (". Detail: ", ". gRPC client debug context"):
         text = text.partition(added)[0]
-    text = _ADDED_BEFORE.sub("", text)
+    text = _FLIGHT_PREFIX.sub("", text)
     return text.rpartition("Failed to connect to remote host: ")[2]

@@ -11,7 +11,7 @@ import json
 import aiohttp
 from aiohttp import ClientTimeout, DummyCookieJar
 
-from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
+from rekindle.exchange.state_mover.messages import MessageToDonor, MessageToNewcomer
 from rekindle.identity import Identity
 from rekindle.streams.movement_wire import STATE_PATH, max_reply_bytes, reply_of, request_body
 from rekindle.streams.wire import MAX_ERROR_BYTES, StreamRefused, StreamUnavailable
@@ -32,8 +32,8 @@ class DonorClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def ask(
-        self, address: str, incarnation: int, message: DonorMessage
-    ) -> NewcomerMessage | None:
+        self, address: str, incarnation: int, message: MessageToDonor
+    ) -> MessageToNewcomer | None:
         """The donor's answer; None if it has none yet. Raises StreamUnavailable; StreamRefused if
         another attempt does not help."""
         try:
@@ -47,8 +47,8 @@ class DonorClient:
             raise StreamUnavailable(f"{address} sent {error}") from error
 
     async def _ask(
-        self, address: str, incarnation: int, message: DonorMessage
-    ) -> NewcomerMessage | None:
+        self, address: str, incarnation: int, message: MessageToDonor
+    ) -> MessageToNewcomer | None:
         if self._session is None:
             self._session = self._open()
         headers = {"Content-Type": "application/json"}

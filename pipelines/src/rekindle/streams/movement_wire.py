@@ -21,8 +21,8 @@ from pydantic import TypeAdapter, ValidationError
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
-    DonorMessage,
-    NewcomerMessage,
+    MessageToDonor,
+    MessageToNewcomer,
     Offer,
     OfferRequest,
     Preparing,
@@ -50,7 +50,7 @@ _REPLIES: Mapping[str, TypeAdapter[Any]] = {
 _LATER = "later"
 
 
-def request_body(message: DonorMessage, incarnation: int, identity: Identity) -> dict[str, Any]:
+def request_body(message: MessageToDonor, incarnation: int, identity: Identity) -> dict[str, Any]:
     """`incarnation`: of the donor."""
     match message:
         case OfferRequest():
@@ -63,15 +63,15 @@ def request_body(message: DonorMessage, incarnation: int, identity: Identity) ->
     return {"kind": kind, "request": asdict(message)} | identified
 
 
-def request_of(content: Mapping[str, Any]) -> DonorMessage:
+def request_of(content: Mapping[str, Any]) -> MessageToDonor:
     """Raises ValueError, KeyError, TypeError; the identity has been checked."""
-    message: DonorMessage = _REQUESTS[content["kind"]].validate_python(content["request"])
+    message: MessageToDonor = _REQUESTS[content["kind"]].validate_python(content["request"])
     if isinstance(message, OfferRequest) and message.chunk_bytes < MIN_CHUNK_BYTES:
         raise ValueError(f"chunks of {message.chunk_bytes} bytes are too small")
     return message
 
 
-def reply_frame(reply: NewcomerMessage | None, sender: MessageIdentity) -> tuple[bytes, bytes]:
+def reply_frame(reply: MessageToNewcomer | None, sender: MessageIdentity) -> tuple[bytes, bytes]:
     """The frame, and the bytes that follow it. `reply`: None for `later`."""
     data = b""
     match reply:
@@ -100,7 +100,7 @@ def max_reply_bytes(chunk_bytes: int) -> int:
     return _PREFIX.size + MAX_HEADER_BYTES + chunk_bytes
 
 
-def reply_of(body: bytes | bytearray, identity: Identity) -> NewcomerMessage | None:
+def reply_of(body: bytes | bytearray, identity: Identity) -> MessageToNewcomer | None:
     """The reply; None for `later`. Raises StreamRefused for a reply of another topology or release,
     ValueError for a damaged one; a chunk's digest is checked by the newcomer's core."""
     if len(body) < _PREFIX.size:
@@ -124,7 +124,7 @@ def reply_of(body: bytes | bytearray, identity: Identity) -> NewcomerMessage | N
             raise ValueError(f"{len(data)} of {header['bytes']} bytes of a chunk")
         fields = fields | {"data": data}
     try:
-        reply: NewcomerMessage = _REPLIES[header["kind"]].validate_python(fields)
+        reply: MessageToNewcomer = _REPLIES[header["kind"]].validate_python(fields)
     except (ValidationError, KeyError, TypeError) as error:
         raise ValueError(f"a reply that it cannot read ({error!r})") from error
     return reply

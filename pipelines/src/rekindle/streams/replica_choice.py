@@ -32,7 +32,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import ConsistencyState, Endpoint
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0, jitter=0.5)
-STATE_MEMORY_S = 2.0
+REPORTED_STATE_VALID_S = 2.0
 """For this long, the state of its output that a replica has reported is preferred to that in the
 routes, which may be older."""
 _LIVE_PREFERENCE = [
@@ -253,7 +253,7 @@ class ReplicaChoice:
 
     def _state_of(self, endpoint: Endpoint, now: float) -> ConsistencyState:
         state, at = self._states.get(endpoint.address, (endpoint.state, now))
-        known = endpoint.address == self.current or now - at < STATE_MEMORY_S
+        known = endpoint.address == self.current or now - at < REPORTED_STATE_VALID_S
         return state if known else endpoint.state
 
     def _is_better(self, endpoint: Endpoint, current: Endpoint, now: float) -> bool:

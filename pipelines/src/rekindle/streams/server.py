@@ -25,7 +25,7 @@ from aiohttp import web
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.exchange.routing import Share
-from rekindle.exchange.state_mover.messages import DonorMessage, NewcomerMessage
+from rekindle.exchange.state_mover.messages import MessageToDonor, MessageToNewcomer
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
@@ -57,7 +57,7 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
-StateServer = Callable[[DonorMessage], AbstractAsyncContextManager[NewcomerMessage | None]]
+StateServer = Callable[[MessageToDonor], AbstractAsyncContextManager[MessageToNewcomer | None]]
 """The donor's answer to a message, None if it has none yet. The context ends once the answer is
 sent, since it may hold memory until then."""
 

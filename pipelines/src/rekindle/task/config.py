@@ -122,7 +122,7 @@ class TaskConfig:
             memory=plan_memory(
                 limit,
                 with_jvm=len(segment.nodes) > 1 or not segment.is_source,
-                forks=spec.max_delay is not None,
+                branches=spec.max_delay is not None,
             ),
         )
 

@@ -18,9 +18,9 @@ from rekindle_testing.simulation.kube.objects import (
     ApiResponse,
     matches,
 )
-from rekindle_testing.simulation.late import done_though_failed
+from rekindle_testing.simulation.late import perform_now_later_or_never
 from rekindle_testing.simulation.network import API, Network, Reply
-from rekindle_testing.simulation.overlapping import Overlapping
+from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 
 _CALL_S = (0.002, 0.03)
@@ -39,8 +39,8 @@ class ApiServer:
     def __init__(self, scheduler: Scheduler, network: Network) -> None:
         self.process: Process | None = Process(scheduler, API)
         self.objects = ApiObjects(lambda: scheduler.now, self._changed)
-        self.down = Overlapping()
-        self.fails = Overlapping()
+        self.down = OverlappingFaults()
+        self.fails = OverlappingFaults()
         self.stalled_until: dict[str, float] = {}
         self.observers: list[Callable[[str, ApiEvent], None]] = []
         self._scheduler = scheduler
@@ -50,7 +50,7 @@ class ApiServer:
 
     def serve(self, request: ApiRequest, reply: Reply) -> None:
         if self.down:
-            self._done_though_failed(request)
+            self._perform_now_later_or_never(request)
             return
         delay_s = self._scheduler.between(*_CALL_S)
         if self._scheduler.random.random() < (_ERROR_SHARE if self.fails else 0.0):
@@ -62,13 +62,13 @@ class ApiServer:
         """Too many requests; or an error, or no reply at all, though it may have been done."""
         kind = self._scheduler.random.choice((429, 500, 504, None))
         if kind != 429:
-            self._done_though_failed(request)
+            self._perform_now_later_or_never(request)
         if kind is not None:
             body = {"kind": "Status", "message": "injected"}
             self._scheduler.after(delay_s, lambda: reply(ApiResponse(kind, body, "injected")))
 
-    def _done_though_failed(self, request: ApiRequest) -> None:
-        done_though_failed(self._scheduler, lambda: self.objects.respond(request))
+    def _perform_now_later_or_never(self, request: ApiRequest) -> None:
+        perform_now_later_or_never(self._scheduler, lambda: self.objects.respond(request))
 
     # --- watches ----------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class Containment:
         self._contain(tasks, graph, committer)
         return True
 
-    def inherited(
+    def keep_contained(
         self,
         slot: Slot,
         response: PollResponse,

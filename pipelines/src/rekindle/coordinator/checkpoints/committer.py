@@ -116,7 +116,7 @@ class Committer:
         return newest if newest is not None and newest.fence == self._fence else None
 
     @property
-    def restorable_manifest(self) -> Manifest | None:
+    def settled_manifest(self) -> Manifest | None:
         """The manifest to restore from; None while a newer one may be in flight."""
         return self.own_manifest if self.phase is CommitPhase.READY else None
 

@@ -44,7 +44,7 @@ class DesiredState:
     falls_behind: Callable[[Task], bool]
     containment: Containment
     is_refused: Callable[[str], bool]
-    has_partners: bool  # whether replicas stabilize one after another
+    stabilizes_in_turn: bool  # one replica after another
 
     def fields_of(self, task: Task) -> dict[str, object]:
         """The fields of `PollRequest` for a task, except those that `ask_only` sets."""
@@ -72,7 +72,7 @@ class DesiredState:
         }
 
     def _partner(self, task: Task, replicas: list[Task]) -> Partner | None:
-        return partner(task.slot, replicas, self.is_suspected) if self.has_partners else None
+        return partner(task.slot, replicas, self.is_suspected) if self.stabilizes_in_turn else None
 
     def _refused(self, task: Task, committed: str | None) -> tuple[str, ...]:
         saved = task.response.checkpoints if task.response is not None else ()

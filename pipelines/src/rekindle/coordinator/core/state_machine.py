@@ -253,7 +253,7 @@ class Coordinator:
         partition = partition_of(slot)
         mixed = bool(mixed_engines({partition: self._replicas.get(partition, ())}))
         context = (self.membership, self._graph, self.committer)
-        if self.containment.inherited(slot, response, *context) or (
+        if self.containment.keep_contained(slot, response, *context) or (
             not mixed and self.containment.observed(slot, response, *context)
         ):
             self._pacer.mark_urgent()
@@ -277,7 +277,7 @@ class Coordinator:
         be unrestorable it waits for a replica that saves one. A task that may get its state from a
         partner gets none before that has failed (docs/design/state-movement.md).
         """
-        manifest = self.committer.restorable_manifest
+        manifest = self.committer.settled_manifest
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
@@ -451,13 +451,13 @@ class Coordinator:
             self._falls_behind,
             self.containment,
             self.committer.is_refused,
-            self._has_partners,
+            self._stabilizes_in_turn,
         )
         movement = self.movements.directive_for(task, self.membership)
         return poll.model_copy(update={**desired.fields_of(task), "movement": movement})
 
     @property
-    def _has_partners(self) -> bool:
+    def _stabilizes_in_turn(self) -> bool:
         generation = self._generation
         return generation is not None and generation.topology.spec.max_delay is not None
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from rekindle.coordinator.checkpoints.retention import Progress as RetentionProgress
-from rekindle.coordinator.model import LogMovementPhase, Partition, PollNow, partition_of
+from rekindle.coordinator.model import Partition, PollNow, ReportMovementPhase, partition_of
 from rekindle.coordinator.movement.choice import choose_donor, usable_donors, waits_for_inputs
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
@@ -59,7 +59,7 @@ class TimePassed:
 MovementCoreEvent = ReplicasObserved | TimePassed
 
 
-MovementEffect = PollNow | LogMovementPhase
+MovementEffect = PollNow | ReportMovementPhase
 
 
 class MovementCore:
@@ -305,14 +305,16 @@ class MovementCore:
             return movement.phase.holds
         return view.boot is None or not has_left(view, session)
 
-    def _phase_changes(self, before: Mapping[Replica, MovementPhase]) -> Iterator[LogMovementPhase]:
+    def _phase_changes(
+        self, before: Mapping[Replica, MovementPhase]
+    ) -> Iterator[ReportMovementPhase]:
         """Phase changes of newcomers that have, or had, a session."""
         for replica, movement in self._movements.items():
             if movement.attempts and before.get(replica) is not movement.phase:
-                yield _log_movement(replica, movement.phase, movement.reason)
+                yield _report_phase(replica, movement.phase, movement.reason)
         for replica in before.keys() - self._movements.keys():
-            yield _log_movement(replica, MovementPhase.GONE)
+            yield _report_phase(replica, MovementPhase.GONE)
 
 
-def _log_movement(replica: Replica, phase: MovementPhase, reason: str = "") -> LogMovementPhase:
-    return LogMovementPhase(replica.slot, replica.incarnation, phase, reason)
+def _report_phase(replica: Replica, phase: MovementPhase, reason: str = "") -> ReportMovementPhase:
+    return ReportMovementPhase(replica.slot, replica.incarnation, phase, reason)

@@ -23,13 +23,13 @@ from rekindle.coordinator.model import (
     Event,
     GarbageCollected,
     GenerationSeen,
-    LogMovementPhase,
     ManifestRaceLost,
     ManifestRead,
     ManifestWritten,
     PodsListed,
     PollNow,
     ReadNewestManifest,
+    ReportMovementPhase,
     StepDown,
     StoreFailed,
     Ticked,
@@ -131,7 +131,7 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
-            case LogMovementPhase(slot, incarnation, phase, reason):
+            case ReportMovementPhase(slot, incarnation, phase, reason):
                 what = f"state movement to {slot.key}, incarnation {incarnation}: {phase}"
                 _log.info("%s%s", what, f": {reason}" if reason else "")
             case StepDown(reason=reason):

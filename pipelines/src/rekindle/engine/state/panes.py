@@ -295,7 +295,7 @@ class _TreeNodes:
 
     def _spill(self) -> None:
         size = sum(run.nbytes for run in self._in_memory.values())
-        if self._files is None or size <= self._files.portion_bytes:
+        if self._files is None or size <= self._files.buffer_bytes:
             return
         runs = list(self._in_memory.values())
         written = self._files.write(runs[0].table.schema, runs)

@@ -22,8 +22,8 @@ from rekindle.engine.state.runs import Run, RunFile
 
 STATE_BYTES = 32 << 20
 """Default limit of a task's state in memory."""
-PORTION_BYTES = 1 << 20
-"""The lowest value of `RunFiles.portion_bytes`."""
+MIN_BUFFER_BYTES = 1 << 20
+"""The lowest value of `RunFiles.buffer_bytes`."""
 LIVE_SHARE = 0.25
 """If a smaller share of a file's bytes is live, its runs are written to another file."""
 
@@ -36,9 +36,9 @@ class RunFiles:
         self._memory_bytes = memory_bytes
 
     @property
-    def portion_bytes(self) -> int:
+    def buffer_bytes(self) -> int:
         """Limit of the rows that callers hold in memory before they write them."""
-        return max(PORTION_BYTES, self._memory_bytes // 2)
+        return max(MIN_BUFFER_BYTES, self._memory_bytes // 2)
 
     def spill(self, states: Mapping[str, OperatorState]) -> Mapping[str, OperatorState]:
         """The same states, with runs moved to files if there are too many in memory. Raises

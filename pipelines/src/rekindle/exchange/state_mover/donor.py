@@ -19,8 +19,8 @@ from rekindle.exchange.state_mover.chunks import ChunkPlan, Slice, chunk_digest
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
-    DonorMessage,
-    NewcomerMessage,
+    MessageToDonor,
+    MessageToNewcomer,
     Offer,
     OfferRequest,
     Preparing,
@@ -55,7 +55,7 @@ class DonorLimits:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    message: DonorMessage
+    message: MessageToDonor
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +168,7 @@ class ReadChunk:
 class Reply:
     """Send to the session's newcomer; nothing depends on its arrival."""
 
-    message: NewcomerMessage
+    message: MessageToNewcomer
 
 
 DonorEffect = PinSnapshot | UnpinSnapshot | ReadChunk | Reply
@@ -253,7 +253,7 @@ class DonorCore:
 
     # -- messages --------------------------------------------------------------------------------
 
-    def _received(self, message: DonorMessage, now: float) -> list[DonorEffect]:
+    def _received(self, message: MessageToDonor, now: float) -> list[DonorEffect]:
         match message:
             case Release(session):
                 return self._released(session)

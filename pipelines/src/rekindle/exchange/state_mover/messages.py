@@ -172,7 +172,7 @@ class Release:
     session: Session
 
 
-DonorMessage = OfferRequest | ChunkRequest | Release
+MessageToDonor = OfferRequest | ChunkRequest | Release
 
 
 # -- donor to newcomer ---------------------------------------------------------------------------
@@ -229,4 +229,4 @@ class Refusal:
     message: str = ""
 
 
-NewcomerMessage = Preparing | Offer | Chunk | Refusal
+MessageToNewcomer = Preparing | Offer | Chunk | Refusal

@@ -22,9 +22,9 @@ from rekindle.exchange.state_mover.chunks import chunk_digest
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
-    DonorMessage,
     FailureReason,
-    NewcomerMessage,
+    MessageToDonor,
+    MessageToNewcomer,
     NewcomerReport,
     Offer,
     OfferRequest,
@@ -79,7 +79,7 @@ class RestoreBegun:
 
 @dataclass(frozen=True, slots=True)
 class MessageReceived:
-    message: NewcomerMessage
+    message: MessageToNewcomer
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class SendToDonor:
     """The message may be lost; requests are then repeated."""
 
     donor: Replica
-    message: DonorMessage
+    message: MessageToDonor
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,7 +339,7 @@ class NewcomerCore:
 
     # -- the donor -------------------------------------------------------------------------------
 
-    def _received(self, message: NewcomerMessage, now: float) -> list[NewcomerEffect]:
+    def _received(self, message: MessageToNewcomer, now: float) -> list[NewcomerEffect]:
         current = self._find(message.session)
         if current is None:
             return []

@@ -446,7 +446,7 @@ class LoopCore:
         if self._branches:
             self._taken.clear()
         is_checkpoint = (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
-        operators = self._operators.for_checkpoint() if is_checkpoint else self._operators
+        operators = self._operators.with_joined_deltas() if is_checkpoint else self._operators
         self.state = TaskState(newest.epoch, newest.watermark, operators, self.chained)
         done: list[LoopEffect] = [CallCompleted(call, now - self._began)]
         if is_checkpoint:

@@ -43,8 +43,8 @@ from rekindle.exchange.state_mover.donor import (
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
-    DonorMessage,
-    NewcomerMessage,
+    MessageToDonor,
+    MessageToNewcomer,
     Offer,
     OfferRequest,
     Preparing,
@@ -117,7 +117,7 @@ class StateDonor:
         self._core = DonorCore(replica, boot, state().epoch, limits)
         self._thread = CallThread("state-donor")
         self._pinned: dict[Session, _Pinned] = {}
-        self._waiting: dict[_Key, list[asyncio.Future[NewcomerMessage]]] = {}
+        self._waiting: dict[_Key, list[asyncio.Future[MessageToNewcomer]]] = {}
         self._reading: set[_Key] = set()
         self._chunk_answers = 0  # that are being sent, or wait for their chunk
         # So many are read at a time, and as many may be sent meanwhile.
@@ -143,7 +143,7 @@ class StateDonor:
     # -- in the server's event loop ----------------------------------------------------------------
 
     @asynccontextmanager
-    async def answer(self, message: DonorMessage) -> AsyncIterator[NewcomerMessage | None]:
+    async def answer(self, message: MessageToDonor) -> AsyncIterator[MessageToNewcomer | None]:
         if not isinstance(message, ChunkRequest):
             yield await self._answer(message)
             return
@@ -156,9 +156,9 @@ class StateDonor:
         finally:
             self._chunk_answers -= 1
 
-    async def _answer(self, message: DonorMessage) -> NewcomerMessage | None:
+    async def _answer(self, message: MessageToDonor) -> MessageToNewcomer | None:
         key = _key_of(message)
-        waiting: asyncio.Future[NewcomerMessage] = asyncio.get_running_loop().create_future()
+        waiting: asyncio.Future[MessageToNewcomer] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, []).append(waiting)
         try:
             self._step(MessageReceived(message))
@@ -195,7 +195,7 @@ class StateDonor:
                 case Reply(message):
                     self._reply(message)
 
-    def _reply(self, message: NewcomerMessage) -> None:
+    def _reply(self, message: MessageToNewcomer) -> None:
         """Answer all requests for this message; a refusal answers all requests of the session."""
         match message:
             case Preparing(session) | Offer(session):
@@ -282,5 +282,5 @@ class StateDonor:
         return pinned.pieces.read(slices)
 
 
-def _key_of(message: DonorMessage) -> _Key:
+def _key_of(message: MessageToDonor) -> _Key:
     return message.session, message.number if isinstance(message, ChunkRequest) else None

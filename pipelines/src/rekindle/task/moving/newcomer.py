@@ -27,8 +27,8 @@ from typing import IO, Any
 from rekindle.errors import RekindleError
 from rekindle.exchange.state_mover.messages import (
     ChunkRequest,
-    DonorMessage,
     Hold,
+    MessageToDonor,
     NewcomerReport,
     OfferRequest,
     Refusal,
@@ -190,7 +190,7 @@ class StateNewcomer:
             await asyncio.sleep(_TICK_S)
             self._step(TimePassed())
 
-    async def _ask(self, donor: Replica, address: str, message: DonorMessage) -> None:
+    async def _ask(self, donor: Replica, address: str, message: MessageToDonor) -> None:
         key = _key_of(message)
         if key in self._asking:
             return  # the request is in progress
@@ -283,7 +283,7 @@ def _unnamed_file(directory: Path) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=directory)
 
 
-def _key_of(message: DonorMessage) -> _Key:
+def _key_of(message: MessageToDonor) -> _Key:
     match message:
         case OfferRequest(session):
             return session, "offer", 0

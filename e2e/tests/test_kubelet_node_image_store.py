@@ -1,5 +1,6 @@
-"""Templates of nodes' images: made once, whole, by whoever comes first, and replaced when there are
-too many. Without nodes and control plane."""
+"""Templates of nodes' image stores (containerd's root directory with imported images): made once,
+whole, by whoever comes first, and replaced when there are too many. Without nodes and control
+plane."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from command_lines import mentioning
+from command_lines import command_lines_naming
 
 from rekindle_testing.embedded.kubelet_node import image_store
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError, KubeletNodesUnsupported
@@ -84,10 +85,10 @@ def test_what_a_killed_process_has_begun_is_not_used(tmp_path: Path, cache: Path
         killed.communicate(timeout=60)
     (begun,) = templates(cache)
     assert begun.name.startswith(".")
-    wait_for("its containerd has ended", lambda: not mentioning(cache), 10)
+    wait_for("its containerd has ended", lambda: not command_lines_naming(cache), 10)
     made = acquire_template([file], PAUSE, tmp_path)
     assert [path / "containerd" for path in templates(cache)] == [made.root]
-    assert not mentioning(cache)
+    assert not command_lines_naming(cache)
     made.release()
 
 
