@@ -158,6 +158,26 @@ def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
     wait_for("the call ends", lambda: doer.done == ["hang"])
 
 
+def test_what_a_replica_that_leads_no_longer_had_to_do_is_skipped(doer: Doer) -> None:
+    """Its term may go on, if only its renewal was late: Events come later, and a pod that was not
+    created is known as such."""
+    leads = [True, True, False, True]
+    doing = Dispatcher(
+        doer,
+        doer.skip,
+        clock=lambda: 0.0,
+        may_act=lambda: leads.pop(0),
+        retries=Retries(lambda: 1.0),
+        workers=1,
+    )
+    event = scheduled("event", order=ActionOrder.EMIT_EVENTS)
+    doing.run([*(scheduled(f"pod{n}") for n in range(4)), event])
+    assert doer.done == ["pod0", "pod1"]
+    assert doer.skipped == ["pod2", "pod3"]
+    doing.run([])
+    assert doer.done == ["pod0", "pod1", "event"]
+
+
 class QuotaDoer(Doer):
     """Pods whose names begin with `hang` are refused, once they are released; what begins with
     `then` ends after that."""

@@ -605,9 +605,13 @@ def test_a_coordinator_whose_pod_is_gone_and_has_a_successor_confirms_nothing_mo
     assert ages.as_of([view], [lease(2, 7, 7.0)], {"uid": {3}}) == {"uid": 5.0}
     ages.observe(topology(2, 8, version=2), now=8.0)
     assert ages.as_of([view], [], {"uid": {3}}) == {"uid": 5.0}
-    assert ages.as_of([view], [], {"uid": set()}) == {"uid": 8.0}, "the successor's is gone, too"
-    ages.observe(topology(3, 1, version=3), now=9.0)
-    assert ages.as_of([view], [], {"uid": {3}}) == {"uid": 9.0}
+    assert ages.as_of([view], [], {"uid": set()}) == {"uid": 5.0}, "the successor's is gone, too"
+    assert ages.as_of([view], [], {"uid": {4}}) == {"uid": 5.0}
+    ages.observe(topology(4, 1, version=3), now=9.0)
+    assert ages.as_of([view], [], {"uid": {4}}) == {"uid": 9.0}
+    ages.forget("uid")
+    ages.observe(topology(1, 1), now=10.0)
+    assert ages.as_of([view], [], {"uid": {1}})["uid"] <= 10.0, "another resource of this uid"
 
 
 def test_a_report_that_is_read_again_is_not_fresher() -> None:

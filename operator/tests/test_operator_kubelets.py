@@ -38,7 +38,8 @@ class ProbingOperator:
         self.suspected_s = suspected_s  # after which a coordinator reports a task that is silent
         self.dead: set[str] = set()
         self.isolated = False  # from all nodes but its own, which is the first
-        self.probes = ProbeState()
+        self.quarantined: dict[str, float] = {}
+        self.probes = ProbeState(detects_isolation=True)
         # When response and deadline of each probe come, by node and when it was sent. Without a
         # response: the probe did not arrive.
         self.pending: dict[tuple[str, float], tuple[float, float]] = {}
@@ -58,6 +59,7 @@ class ProbingOperator:
             silent_since=reported,
             report_times={"uid-t": self.now},
             kubelet_probes=self.probes.results,
+            quarantined=self.quarantined,
             own_node=next(iter(self.nodes)),
         )
 
@@ -69,6 +71,7 @@ class ProbingOperator:
         after the pause, and reads responses as late."""
         self.now += after_s
         lost = self.lost()
+        self.probes.retain({n.uid for n in self.nodes.values()}, local={"uid-n0"})
         self.probes.reset_after_pause(self.now)
         for (name, sent_at), (response_at, until) in list(self.pending.items()):
             at = response_at if after_s <= 2 * TICK_S else max(response_at, self.now + TICK_S)
@@ -170,6 +173,51 @@ def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent:
     assert operator.run(9.0) == set()
 
 
+@settings(deadline=None)
+@given(st.sampled_from([4, 12, 40, 150]), st.integers(0, 8), st.integers(0, 30))
+def test_when_the_operator_can_be_reached_again_no_node_is_lost(
+    nodes: int, ticks_before: int, ticks_isolated: int
+) -> None:
+    """Nodes that it has not probed since respond as well, but cannot have done so yet."""
+    operator = ProbingOperator([0.05] * nodes)
+    operator.run(9.0 + ticks_before * TICK_S)
+    operator.silent_tasks = {f"n{i}": operator.now for i in range(1, nodes)}
+    operator.isolated = True
+    lost = operator.run(ticks_isolated * TICK_S)
+    operator.isolated = False
+    assert lost | operator.run(6.0) == set()
+
+
+def test_a_node_that_died_while_the_operator_was_isolated_is_lost_soon_after() -> None:
+    operator = ProbingOperator([0.05] * 40)
+    operator.run(9.0)
+    operator.isolated = True
+    operator.run(5.0)
+    operator.freeze("n1")
+    operator.run(5.0)
+    operator.isolated = False
+    assert operator.run(1.25) == set()
+    assert operator.run(1.5) == {"n1"}
+
+
+def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
+    """Their objects stay, and they are probed until they may get pods again."""
+    operator = ProbingOperator([0.0] * 230)
+    operator.run(12.0)
+    dead = {f"n{i}" for i in range(80, 230)}
+    for name in dead:
+        del operator.pods[name]  # replaced elsewhere
+    operator.dead = dead
+    operator.quarantined = dict.fromkeys(dead, operator.now)
+    for _ in range(120):
+        operator.tick()
+        results = operator.probes.results
+        for i in range(1, 80):
+            responded_at = results[f"uid-n{i}"].responded_at
+            assert responded_at is not None
+            assert operator.now - responded_at < TIMING.probe_interval_s + 5
+
+
 def test_a_hundred_nodes_that_die_at_once_are_lost_in_time() -> None:
     operator = ProbingOperator([0.0] * 110)
     operator.run(4.0)
@@ -237,7 +285,7 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     pods = (task(0, "a"), task(1, "b"))
     quiet = Snapshot(pods=pods, nodes=nodes, kubelet_probes=probed, own_node="c")
     assert probe(quiet, START + 5) == []
-    assert probe(quiet, START + 10) == ["a", "b"]
+    assert probe(quiet, START + 10) == ["a", "b", "d"]
     alarmed = replace(quiet, silent_since={pods[0].ref: START})
     assert probe(alarmed, START + 0.5) == ["b", "d", "e", "a"], (
         "some to compare it with, and itself"
@@ -247,7 +295,7 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     unanswered = replace(
         quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)}
     )
-    assert probe(unanswered, START + 1) == ["b"]
+    assert probe(unanswered, START + 1) == ["a", "d", "e", "b"]
 
 
 def test_a_node_is_probed_for_as_long_as_its_quarantine_may_last() -> None:
@@ -255,7 +303,7 @@ def test_a_node_is_probed_for_as_long_as_its_quarantine_may_last() -> None:
     probed = {n.uid: ProbeResults(START, START) for n in nodes}
     snapshot = Snapshot(nodes=nodes, kubelet_probes=probed, quarantined={"b": START - 58})
     assert probe(snapshot, START + 0.5) == []
-    assert probe(snapshot, START + 1) == ["b"]
+    assert probe(snapshot, START + 1) == ["a", "b", "c"], "with others to compare it with"
     assert probe(snapshot, START + 2) == [], "a minute is over"
 
 

@@ -174,6 +174,42 @@ def test_one_pod_of_each_node_is_probed_at_intervals() -> None:
     assert "pb" not in {p.uid for p in pods_to_probe(both, {"pb"}, NOW, TIMING)}
 
 
+def test_pods_of_a_node_that_is_not_ready_are_probed() -> None:
+    """Kubernetes marks them as not ready, and they may run on."""
+    snapshot = world({**ALL, "a": SILENT}, {n: replace(ANSWERS, sent_at=NOW - 1) for n in "abc"})
+    marked = replace(snapshot.pods[0], ready=False)
+    pods = (marked, *snapshot.pods[1:])
+    assert "pa" in {p.uid for p in pods_to_probe(replace(snapshot, pods=pods), set(), NOW, TIMING)}
+    for ended in (replace(marked, phase="Failed"), replace(marked, was_ready=False)):
+        pods = (ended, *snapshot.pods[1:])
+        probed = pods_to_probe(replace(snapshot, pods=pods), set(), NOW, TIMING)
+        assert "pa" not in {p.uid for p in probed}
+
+
+def test_neighbours_of_silent_pods_are_probed_on_any_number_of_nodes() -> None:
+    names = [f"n{i}" for i in range(40)]
+    pods = [pod(f"p{n}", n) for n in names]
+    answering = {p.uid: replace(ANSWERS, sent_at=NOW - 1) for p in pods}
+    snapshot = replace(
+        world({}, {}),
+        nodes=tuple(node(n) for n in names),
+        pods=(*pods, pod("q", "n7")),
+        pod_probes={**answering, "pn7": SILENT},
+    )
+    assert "q" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
+
+
+def test_a_pod_that_is_silent_for_long_is_probed_after_its_neighbours() -> None:
+    long_ago = ProbeResults(NOW - 1, NOW - 31, NOW - 31)
+    snapshot = world({}, {"a": long_ago, "b": ANSWERS, "c": ANSWERS})
+    snapshot = replace(snapshot, pods=(*snapshot.pods, pod("pa2", "a")))
+    responding = replace(ANSWERS, sent_at=NOW - 1)
+    for results in ({}, {"pa2": responding}):
+        probes = {**snapshot.pod_probes, **results}
+        probed = pods_to_probe(replace(snapshot, pod_probes=probes), set(), NOW, TIMING)
+        assert [p.uid for p in probed if p.node == "a"] == ["pa2"]
+
+
 def test_if_a_pod_is_silent_the_others_of_its_node_are_probed() -> None:
     """Its container may have ended, while the node's kubelet hangs."""
     snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": SILENT})
@@ -232,7 +268,7 @@ def test_kubelets_of_nodes_with_replicas_of_the_operator_are_probed() -> None:
 def test_a_pod_that_starts_or_ends_is_not_probed() -> None:
     snapshot = world(ALL, {})
     changed = (
-        replace(snapshot.pods[0], ready=False),
+        replace(snapshot.pods[0], ready=False, was_ready=False),
         replace(snapshot.pods[1], terminating=True),
         replace(snapshot.pods[2], ip=""),
     )
@@ -309,7 +345,7 @@ def test_all_nodes_are_probed_while_some_are_suspected() -> None:
 
 
 def test_an_excluded_node_is_probed_until_it_responds() -> None:
-    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
+    never = ProbeResults(sent_at=NOW - 1, unanswered_since=NOW - 2.5)
     quiet = replace(world({"d": never}, {}, report_age_s=0.5), nodes=(node("d"),), pods=())
     assert [n.name for n in kubelets_to_probe(quiet, set(), NOW, TIMING)] == ["d"]
     assert kubelets_to_probe(quiet, set(), NOW + 90, TIMING) == []

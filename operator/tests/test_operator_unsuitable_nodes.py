@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.containers import container_error, is_creating_containers
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
@@ -74,6 +76,29 @@ def test_a_node_that_the_scheduler_refused_is_not_chosen_again(cluster: Refusing
     assert "a" not in cluster.places()
     highest = max(s["incarnation"] for s in cluster.status()["slots"])
     assert highest <= 3
+
+
+def test_the_successor_of_a_replica_with_wrong_results_is_on_another_node(
+    cluster: RefusingCluster,
+) -> None:
+    """It may be the node that computes wrongly."""
+    for name in "abcd":
+        cluster.add_node(name, cpu_m=16000, memory=64 << 30)
+    cluster.settle()
+    victim = cluster.tasks()["flights-alarms-0-1-1"]
+    assert victim.slot is not None
+    for other in sorted("abcd"):  # its own is the emptiest
+        if other != victim.node:
+            cluster.nodes[other] = replace(
+                cluster.nodes[other],
+                allocatable=ResourceAmounts(cpu_m=16000, memory=48 << 30, pods=50),
+            )
+    view = cluster.topologies["flights"]
+    report = {**view.data_plane, "diverged": [victim.slot.key]}
+    cluster.topologies["flights"] = replace(view, status={**view.status, "dataPlane": report})
+    cluster.settle()
+    successor = cluster.tasks()["flights-alarms-0-1-2"]
+    assert successor.node not in (None, victim.node)
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,14 @@ class Dispatcher:
         """Actions that have not started are skipped. What they depend on (a status, a Secret) may
         still be written by a call that hangs."""
         for action in self._queue:
-            if action.order is ActionOrder.EMIT_EVENTS:
-                self._keep_event(action)
-            else:
-                self._on_skipped(action)
+            self._skip(action)
         self._queue = _Queue()
+
+    def _skip(self, action: ScheduledAction) -> None:
+        if action.order is ActionOrder.EMIT_EVENTS:
+            self._keep_event(action)
+        else:
+            self._on_skipped(action)
 
     def _keep_event(self, action: ScheduledAction) -> None:
         if len(self._events) == _MAX_EVENTS:
@@ -231,7 +234,8 @@ class Dispatcher:
                 case Outcome.POD_NOT_CREATED:
                     self._retry_after_clean_up(action)
                 case None:
-                    self._queue = _Queue()
+                    self._skip(action)
+                    self._end_pass()
             self._start_actions()
             self._changed.notify_all()
 

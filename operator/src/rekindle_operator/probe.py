@@ -94,7 +94,8 @@ def start_due_probes(
     for probes in (cluster.pod_probes, cluster.kubelet_probes):
         probes.reset_after_pause(now)
     cluster.pod_probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
-    cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes})
+    local = {node.uid for node in snapshot.nodes if node.name == snapshot.own_node}
+    cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes}, local)
     pods = pods_to_probe(snapshot, cluster.pod_probes.busy(now), now, timing)
     nodes = kubelets_to_probe(snapshot, cluster.kubelet_probes.busy(now), now, timing)
     for pod in pods:

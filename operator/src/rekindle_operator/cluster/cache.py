@@ -97,7 +97,7 @@ class ClusterCache:
         self._silent_since: dict[IncarnationRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
-        self.kubelet_probes = ProbeState()
+        self.kubelet_probes = ProbeState(detects_isolation=True)
         self.pod_probes = ProbeState()
         self._quarantined: dict[str, float] = {}
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}

@@ -217,7 +217,15 @@ class ProbeResults:
 
     sent_at: float  # the last probe
     responded_at: float | None = None  # the last probe that got a response (when that was sent)
-    unanswered_since: float | None = None  # the first probe since then; it may still be in flight
+    # The first probe since then; it may still be in flight. After a reset: when that was, until the
+    # next probe is sent.
+    unanswered_since: float | None = None
+
+    @property
+    def silent_since(self) -> float | None:
+        """As `unanswered_since`, None while it was not probed since a reset: nothing is proved."""
+        first = self.unanswered_since
+        return first if first is not None and first <= self.sent_at else None
 
 
 @dataclass(frozen=True, slots=True)

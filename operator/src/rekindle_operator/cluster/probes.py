@@ -19,12 +19,19 @@ _LATE_S = 2 * TICK_S
 _NEXT_AFTER_S = 2 * TICK_S
 """A probe that has no response for so long does not hold up the next one: packets of the one may
 have been lost, and their retransmission takes a second or more."""
+_ISOLATED_S = 2 * TICK_S
+"""If no node has responded to the probes of so long, this process may be what could not be reached.
+At each tick with probes some go to nodes that responded to the last one."""
 
 
 class ProbeState:
-    """Keyed by uid. Thread-safe."""
+    """Keyed by uid. Thread-safe. `detects_isolation`: for probes that show whether this process
+    reaches other nodes; once it does again, silence of before does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, detects_isolation: bool = False) -> None:
+        self._detects_isolation = detects_isolation
+        self._local: Set[str] = frozenset()  # no network is in between
+        self._without_response_since: float | None = None  # of all that are not local
         self._lock = threading.Lock()
         self._results: dict[str, ProbeResults] = {}
         self._in_flight: dict[str, list[float]] = {}  # when each was sent
@@ -53,6 +60,7 @@ class ProbeState:
             if gap_s < 0:
                 self._results.clear()
                 self._in_flight.clear()
+                self._without_response_since = None
                 self._reset_at = -inf
             elif gap_s > _LATE_S:
                 self._reset_timers(now)
@@ -66,28 +74,55 @@ class ProbeState:
         self._reset_at = until
         for uid, known in self._results.items():
             if known.unanswered_since is not None:
-                self._results[uid] = replace(
-                    known, unanswered_since=max(known.unanswered_since, until)
-                )
+                since = self._counts_since(uid, known.unanswered_since)
+                self._results[uid] = replace(known, unanswered_since=since)
+
+    def _counts_since(self, uid: str, first: float) -> float:
+        """Since when the silence counts that began with the probe sent at `first`: since the first
+        one after the last reset; if there was none yet, until there is one, since the reset."""
+        if first >= self._reset_at:
+            return first
+        later = (at for at in self._in_flight.get(uid, ()) if at >= self._reset_at)
+        return next(later, self._reset_at)
 
     def sent(self, uid: str, at: float) -> None:
         with self._lock:
             known = self._results.get(uid, ProbeResults(at))
-            first = at if known.unanswered_since is None else known.unanswered_since
+            first = known.unanswered_since
+            if first is None or known.sent_at < first:  # not probed since a reset
+                first = at
             self._results[uid] = replace(known, sent_at=at, unanswered_since=first)
             self._in_flight.setdefault(uid, []).append(at)
+            if uid not in self._local and self._without_response_since is None:
+                self._without_response_since = at
 
     def responded(self, uid: str, sent_at: float) -> None:
         """To the probe that was sent at `sent_at`."""
         with self._lock:
             known = self._results.get(uid)
-            if known is None or sent_at < (known.responded_at or -inf):
+            in_flight = self._in_flight.get(uid, [])
+            # Not in flight: it was sent before the clock was set back.
+            if known is None or sent_at not in in_flight:
                 return
-            later = [at for at in self._in_flight.get(uid, ()) if at > sent_at]
-            unanswered_since = max(later[0], self._reset_at) if later else None
+            self._reached_a_node(uid, sent_at)
+            if sent_at < (known.responded_at or -inf):
+                return
+            later = [at for at in in_flight if at > sent_at]
+            unanswered_since = self._counts_since(uid, later[0]) if later else None
             self._results[uid] = replace(
                 known, responded_at=sent_at, unanswered_since=unanswered_since
             )
+
+    def _reached_a_node(self, uid: str, sent_at: float) -> None:
+        if not self._detects_isolation or uid in self._local:
+            return
+        since = self._without_response_since
+        if since is not None and sent_at - since > _ISOLATED_S:
+            self._reset_timers(sent_at)
+        # It may be a late response: what was sent after that probe has none yet.
+        remote = (sent for u, sent in self._in_flight.items() if u not in self._local)
+        later = (at for sent in remote for at in sent if at > sent_at)
+        self._without_response_since = min(later, default=None)
 
     def ended(self, uid: str, sent_at: float) -> None:
         """The probe got a response, was refused, or timed out."""
@@ -98,7 +133,8 @@ class ProbeState:
             if not sent:
                 self._in_flight.pop(uid, None)
 
-    def retain(self, uids: Set[str]) -> None:
-        """Forget all others."""
+    def retain(self, uids: Set[str], local: Set[str] = frozenset()) -> None:
+        """Forget all others. `local`: those on the node of this process."""
         with self._lock:
+            self._local = local
             self._results = {uid: known for uid, known in self._results.items() if uid in uids}

@@ -44,6 +44,7 @@ class ReportAges:
         self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
         # The age that was found last while the coordinator had no successor, by the topology's uid.
         self._before_successor: dict[str, float] = {}
+        self._newest_pods: dict[str, int] = {}  # incarnations, by the topology's uid
 
     def observe(self, view: TopologyView, now: float) -> None:
         """Record the report in the newest version of the topology."""
@@ -61,6 +62,7 @@ class ReportAges:
         self._known.pop(uid, None)
         self._preexisting_leases.pop(uid, None)
         self._before_successor.pop(uid, None)
+        self._newest_pods.pop(uid, None)
 
     def as_of(
         self,
@@ -91,9 +93,11 @@ class ReportAges:
         }
 
     def _as_of_before_successor(self, uid: str, known: _KnownReport, pods: Set[int]) -> float:
-        """While its own pod exists it goes on, until the successor takes over."""
+        """While its own pod exists it goes on, until the successor takes over. It does not go on
+        again if the successor's pod is gone too, before there is another one."""
         fence, _ = report_number(known.content)
-        if not known.content or fence in pods or fence >= max(pods, default=0):
+        newest = self._newest_pods[uid] = max([self._newest_pods.get(uid, 0), *pods])
+        if not known.content or fence in pods or fence >= newest:
             self._before_successor[uid] = known.as_of
         return self._before_successor.setdefault(uid, known.as_of)
 

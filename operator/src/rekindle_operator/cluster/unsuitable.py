@@ -22,12 +22,15 @@ class Cause(StrEnum):
 
     REFUSED = "scheduler or kubelet refused the pod, or its containers did not start"
     SILENT = "tasks on it are silent while its kubelet responds"
+    DIVERGED = "the results of a replica on it differ from others of its partition"
     FULL = "its kubelet had no capacity, or shuts down"
 
 
 _BACKOFF = {
     Cause.REFUSED: BackoffPolicy(first_s=300.0, longest_s=3600.0),
     Cause.SILENT: BackoffPolicy(first_s=30.0, longest_s=3600.0),  # a network may heal soon
+    # Its memory or its cores may be damaged; or only this process was.
+    Cause.DIVERGED: BackoffPolicy(first_s=30.0, longest_s=3600.0),
 }
 _FULL_S = 5.0
 """Long enough for a gate to be opened for another node."""

@@ -1,4 +1,5 @@
-"""Nodes that did not run pods of a shape: replacements avoid them for a while. Pure.
+"""Nodes that did not run pods of a shape, or ran them wrongly: replacements avoid them for a while.
+Pure.
 
 Design: docs/design/recovery.md#gates.
 """
@@ -28,7 +29,8 @@ _EXPECTED_REFUSALS = (
 
 
 def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[AvoidNode]:
-    """The nodes of pods that are replaced in this pass because the node did not run them."""
+    """The nodes of pods that are replaced in this pass because the node did not run them, or
+    because their results were wrong."""
     found = []
     for state in states:
         pod = state.pod
@@ -44,6 +46,8 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
                 node, why = pod.node, state.start_problem
             case Loss.SILENT if losses.is_unreachable_by_coordinator(pod):
                 node, why, cause = pod.node, Cause.SILENT.value, Cause.SILENT
+            case Loss.DIVERGED:
+                node, why, cause = pod.node, Cause.DIVERGED.value, Cause.DIVERGED
             case _:
                 continue
         if any(text in why for text in _EXPECTED_REFUSALS):

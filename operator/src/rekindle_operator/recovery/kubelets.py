@@ -40,9 +40,9 @@ def find_silent_kubelets(
         for name, probed in known
         if probed.responded_at is not None
         and now - probed.responded_at <= max_response_age_s
-        and probed.unanswered_since is not None
+        and probed.silent_since is not None
         # The probe that got a response is later, so it was of another kubelet.
-        and newest_response_at - probed.unanswered_since >= timing.kubelet_silent_s
+        and newest_response_at - probed.silent_since >= timing.kubelet_silent_s
     )
 
 
@@ -83,11 +83,11 @@ def last_response_at(node: NodeView, snapshot: Snapshot) -> float:
 def kubelets_to_probe(
     snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
 ) -> list[NodeView]:
-    """At every tick nodes whose tasks are silent or that are NotReady, some others for comparison,
-    and those with an unanswered probe; at longer intervals all that run tasks. While there are
+    """At every tick nodes whose tasks are silent or that are NotReady, and those with an unanswered
+    probe; at longer intervals all that run tasks, and those that are avoided. While there are
     suspects all other nodes are probed too, since tasks may have to go there, and a lost node
-    counts as Ready for a while; so are nodes that were quarantined lately. `busy`: uids that were
-    probed just now."""
+    counts as Ready for a while; so are nodes that were quarantined lately. With each of these some
+    others are probed for comparison. `busy`: uids that were probed just now."""
     free = [n for n in snapshot.nodes if n.kubelet is not None and n.uid not in busy]
     free.sort(key=lambda n: _probed_at(n, snapshot))
     ours = [p for p in snapshot.pods if p.is_managed and not p.ended]
@@ -96,10 +96,8 @@ def kubelets_to_probe(
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
     suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
     suspects |= nodes_with_late_reports(snapshot, now, timing)
-    urgent = _controls(free, suspects, snapshot) if suspects else []
-    urgent += [n for n in free if n.name in suspects]
+    urgent = [n for n in free if n.name in suspects]
     urgent += [n for n in free if n.name in occupied and _has_unanswered(n, snapshot, now, timing)]
-    urgent += [n for n in free if _is_avoided(n, snapshot, now, timing)]
     routine = [
         n
         for n in free
@@ -108,10 +106,23 @@ def kubelets_to_probe(
     routine += [
         n
         for n in free
-        if (suspects or _was_quarantined(n, snapshot, now, timing))
+        if (
+            suspects
+            or _was_quarantined(n, snapshot, now, timing)
+            or _is_avoided(n, snapshot, now, timing)
+        )
         and now - _probed_at(n, snapshot) >= _INTERVAL_S
     ]
-    return list({n.uid: n for n in [*urgent, *routine]}.values())[:_MAX_AT_ONCE]
+    if not urgent and not routine:
+        return []
+    # Many urgent ones, which may all be dead, do not keep the others from being probed.
+    room = _MAX_AT_ONCE - min(len(routine), _MAX_AT_ONCE // 2)
+    controls = _controls(free, suspects, snapshot)
+    return _unique([*_unique([*controls, *urgent])[:room], *routine])[:_MAX_AT_ONCE]
+
+
+def _unique(nodes: Iterable[NodeView]) -> list[NodeView]:
+    return list({n.uid: n for n in nodes}.values())
 
 
 def _controls(

@@ -11,6 +11,7 @@ in the same way.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from functools import partial
 
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
@@ -31,11 +32,12 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     with an unanswered probe. If that is unanswered for a while, also the others of its node, one
     after another: its container may be what has ended. `busy`: uids that were probed just now."""
     urgent = nodes_with_late_reports(snapshot, now, timing)
+    preference = partial(_preference, snapshot=snapshot, now=now, timing=timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
         if pod.node and _may_be_probed(pod):
             known = chosen.get(pod.node)
-            if known is None or _preference(pod, snapshot) < _preference(known, snapshot):
+            if known is None or preference(pod) < preference(known):
                 chosen[pod.node] = pod
     due = [
         pod
@@ -48,8 +50,8 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
         )
     ]
     due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))
-    due += _neighbours(snapshot, chosen, busy, now, timing)
-    return due[:_MAX_AT_ONCE]
+    neighbours = _neighbours(snapshot, chosen, busy, now, timing)
+    return [*neighbours[: _MAX_AT_ONCE // 2], *due][:_MAX_AT_ONCE]
 
 
 def _neighbours(
@@ -74,7 +76,9 @@ def _neighbours(
 
 
 def _may_be_probed(pod: PodView) -> bool:
-    return pod.is_managed and pod.ready and bool(pod.node and pod.ip) and not pod.terminating
+    """Kubernetes marks all pods of a NotReady node as not ready, and they may run on."""
+    runs = (pod.ready or pod.was_ready) and not pod.ended and not pod.terminating
+    return pod.is_managed and runs and bool(pod.node and pod.ip)
 
 
 def silent_with_late_reports(
@@ -97,7 +101,7 @@ def silent_with_late_reports(
             or now - results.responded_at > timing.probe_response_max_age_s
         ):
             continue
-        first = results.unanswered_since
+        first = results.silent_since
         if first is not None and last_response_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
     return frozenset(silent) - nodes_with_responding_pods(snapshot, now, timing)
@@ -135,10 +139,16 @@ def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing
     return now - results.responded_at <= timing.probe_response_max_age_s
 
 
-def _preference(pod: PodView, snapshot: Snapshot) -> tuple[bool, str]:
-    """A pod that never responded comes last: any user may set its labels."""
+def _preference(
+    pod: PodView, snapshot: Snapshot, now: float, timing: Timing
+) -> tuple[bool, bool, str]:
+    """A pod that never responded comes last: any user may set its labels. Before it those that have
+    been silent for long: their containers may have ended."""
     results = snapshot.pod_probes.get(pod.uid)
-    return results is not None and results.responded_at is None, pod.uid
+    if results is None or results.unanswered_since is None:
+        return False, False, pod.uid
+    is_old = not _has_unanswered(pod, snapshot, now, timing)
+    return results.responded_at is None, is_old, pod.uid
 
 
 def _probed_at(pod: PodView, snapshot: Snapshot) -> float:

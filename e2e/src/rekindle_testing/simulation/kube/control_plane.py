@@ -12,7 +12,7 @@ from rekindle_operator.cluster.convert import node_view, pod_view, rfc3339
 from rekindle_operator.cluster.model import NodeView, PodView
 from rekindle_testing.fixtures.placement import allows, has_other_replica
 from rekindle_testing.simulation.kube.node import Node
-from rekindle_testing.simulation.kube.objects import NODES, PODS, WALL_S, Json
+from rekindle_testing.simulation.kube.objects import NODES, PODS, WALL_S, ApiObjects, Json
 from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.scheduler import Scheduler
 
@@ -95,12 +95,17 @@ class ControlPlane:
         for raw in objects.all(NODES):
             node = self._nodes[raw["metadata"]["name"]]
             status = "True" if now - node.heartbeat_at < self.grace_s else "Unknown"
-            (known,) = raw["status"]["conditions"]
-            if known["status"] != status:
-                at = rfc3339(WALL_S + now)
-                ready = {"type": "Ready", "status": status, "lastTransitionTime": at}
-                objects.change(NODES, raw, status={**raw["status"], "conditions": [ready]})
+            _set_ready(objects, NODES, raw, status, now)
+            if status != "True":
+                self._mark_pods_not_ready(node.name)
         self._collect_orphans({raw["metadata"]["name"] for raw in objects.all(NODES)})
+
+    def _mark_pods_not_ready(self, node: str) -> None:
+        """They may run on; their kubelet sets them to ready again when it is back."""
+        objects = self._server.objects
+        for raw in objects.all(PODS):
+            if raw["spec"].get("nodeName") == node and self._views.pod(raw).ready:
+                _set_ready(objects, PODS, raw, "False", self._scheduler.now)
 
     def _collect_orphans(self, nodes: set[str]) -> None:
         """Pods whose node is gone are deleted, after a while."""
@@ -111,3 +116,11 @@ class ControlPlane:
                 since = self._orphaned_since.setdefault(uid, now)
                 if now - since > _ORPHANED_S:
                     objects.remove(PODS, raw)
+
+
+def _set_ready(objects: ApiObjects, plural: str, raw: Json, status: str, now: float) -> None:
+    (known,) = raw["status"]["conditions"]
+    if known["status"] != status:
+        at = rfc3339(WALL_S + now)
+        ready = {"type": "Ready", "status": status, "lastTransitionTime": at}
+        objects.change(plural, raw, status={**raw["status"], "conditions": [ready]})
