@@ -150,7 +150,7 @@ class BenchTask:
         segment, ref = config.segment, config.ref
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
         states = TaskStore(config)
-        self._retries = engine is not None
+        self._may_restart_engine = engine is not None
         self._inputs = InMemoryInputs(max_epochs)
         self._saver = CheckpointSaver(states)
         self._offered: int | None = None
@@ -177,7 +177,7 @@ class BenchTask:
             or compiled.spec.checkpoint_interval_epochs,
             save=self._save,
             status=self._status,
-            wait=lambda _: True,  # no retries: an error that a task would retry ends the benchmark
+            wait=lambda _: True,  # "stop": a call does not retry by itself
             sizes=CallSizes.of(config.memory),
             engine=engine,
         )
@@ -196,8 +196,9 @@ class BenchTask:
 
     def run_next(self) -> None:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
-        epoch the hand-over to the saver. Raises RuntimeError."""
-        if not self._loop.run_call(timeout_s=0) and not self._retries:
+        epoch the hand-over to the saver. If no epoch was completed, raises RuntimeError; with an
+        engine that may have been restarted, call it again."""
+        if not self._loop.run_call(timeout_s=0) and not self._may_restart_engine:
             raise RuntimeError(
                 f"no epoch after {self.epoch}: {self._status.response(fence=0).problem}"
             )

@@ -28,7 +28,7 @@ def test_live_while_the_sink_writes_nothing_is_a_stall() -> None:
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
     progress.observe(15, {"a": {0: 6, 1: 6}, "b": {0: 8}})
     states = {"a": "Live", "b": "Live"}
-    assert progress.find_stalled_live(15, states) == [StalledLive("a", at_s=15, stalled_s=3)]
+    assert progress.find_stalled_live(15, states) == [StalledLive("a", at_s=15, overdue_s=3)]
 
 
 def test_a_waiting_query_is_not_stalled() -> None:

@@ -207,6 +207,7 @@ class TestNodes:
     def test_a_drained_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("routes")[0].spec.node_name
         run.cluster.nodes[node].drain()
+        # It loses nothing; "lost", since `verify` requires such events before the end of input.
         run.observer.add_event("lost", f"{node} is drained")
         run.wait_sinks_advance()
         run.cluster.uncordon(node)

@@ -64,6 +64,7 @@ def _topology() -> dict[str, Any]:
 
 def _drain(run: Run, node: str) -> None:
     """As an administrator does it: kubectl waits for as long as pods may not be evicted."""
+    # It loses nothing; "lost", since `verify` requires such events before the end of input.
     at_s = run.observer.add_event("lost", f"{node} is drained")
     held = _pods_on(run, node)
     timeout = f"--timeout={_DRAIN_S}s"

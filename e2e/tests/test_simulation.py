@@ -272,7 +272,7 @@ def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
 ) -> None:
     simulation = Simulation(CHAIN_SEED, wrong_result(replica, recurrence), STABLE)
     outcome = simulation.run()
-    checks = simulation.cluster.checks.of_wrong_results
+    checks = simulation.cluster.checks.wrong_result_checks
     assert outcome.failure is None
     assert outcome.cells["dispute", DisputePhase.OPEN, DisputeEvent.MATCHED] == 1
     assert checks is not None

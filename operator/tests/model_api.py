@@ -21,8 +21,8 @@ from rekindle import names
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import LeaseView, Snapshot
 from rekindle_operator.execute import Executor
-from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import decide
+from rekindle_operator.uncached_check import UncachedCheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class ModelOperator:
         self.api = ModelApi(model)
         # Without a clock for watches: they are not silent, however long a test runs.
         self.cache = ClusterCache(self.api, None, lambda: model.now, monotonic=lambda: 0.0)
-        self.live = LiveCheck(self.api, self.cache, stall_s=2.0)
+        self.uncached = UncachedCheck(self.api, self.cache, stall_s=2.0)
         self.executor = Executor(
             self.api,
             self.cache,
@@ -201,7 +201,7 @@ class ModelOperator:
     def run_pass(self) -> None:
         self.deliver()
         model = self.model
-        _, decisions = decide(self.snapshot, self.live, lambda: model.now, model.settings)
+        _, decisions = decide(self.snapshot, self.uncached, lambda: model.now, model.settings)
         self.executor.run(decisions)
         model.kubelets_and_scheduler()
 

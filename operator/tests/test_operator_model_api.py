@@ -15,11 +15,11 @@ from model_cluster import ModelCluster
 from model_objects import rfc3339
 from urllib3.exceptions import ReadTimeoutError
 
-from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile_all
 from rekindle_operator.reconcile.moves import SUCCESSOR_WITHOUT_NODE_S
+from rekindle_operator.uncached_check import UncachedCheck
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
     store: Any = SimpleNamespace(relist=relist, forget_uncreated_pods=lambda: None)
-    arguments = (store, operator.executor, operator.live, operator.model.settings, leader)
+    arguments = (store, operator.executor, operator.uncached, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
     terms: list[str] = []
     loop = ControlLoop(*arguments, lists(True), lambda: 0.0, lambda: terms.append("new"))
@@ -219,8 +219,8 @@ def test_an_api_server_without_responses_costs_one_timeout(started: ModelOperato
         raise ReadTimeoutError(None, url, "timed out")  # type: ignore[arg-type]
 
     started.api.call_api = hang  # type: ignore[method-assign]
-    live = LiveCheck(started.api, started.cache, max_reads=1, monotonic=lambda: now[0])
-    why = live.unconfirmed(decisions, started.snapshot())
+    uncached = UncachedCheck(started.api, started.cache, max_reads=1, monotonic=lambda: now[0])
+    why = uncached.unconfirmed(decisions, started.snapshot())
     assert "does not respond" in why["default/flights"]
     assert len(called) == 1
 

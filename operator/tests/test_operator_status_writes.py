@@ -33,7 +33,7 @@ def reserved(cluster: ModelCluster) -> dict[str, int]:
 def decided(operator: ModelOperator) -> list[TopologyActions]:
     model = operator.model
     operator.deliver()
-    return decide(operator.snapshot, operator.live, lambda: model.now, model.settings)[1]
+    return decide(operator.snapshot, operator.uncached, lambda: model.now, model.settings)[1]
 
 
 def test_a_late_status_of_an_earlier_leader_removes_no_reservation(

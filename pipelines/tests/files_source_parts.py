@@ -68,5 +68,5 @@ def csv(tmp: Path, *lines: str, name: str = "in.csv", header: str = "k,v,t") -> 
     return f"file://{path}"
 
 
-def keys(source: FilesSource, epoch: int) -> list[str]:
+def values_of_k(source: FilesSource, epoch: int) -> list[str]:
     return source.cut(epoch).rows.column("k").to_pylist()  # type: ignore[no-any-return]

@@ -80,7 +80,7 @@ def test_a_column_without_a_name_has_its_number(tmp_path: Path, data: str) -> No
         read(tmp_path, data)
 
 
-def test_a_name_of_the_file_comes_before_a_number(tmp_path: Path) -> None:
+def test_a_column_name_in_the_header_wins_over_a_number(tmp_path: Path) -> None:
     assert read(tmp_path, ",_c0\n1,2\n", "_c0 INT") == [(2,)]
 
 

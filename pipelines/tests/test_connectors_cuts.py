@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from files_source_parts import T0, csv, keys, source_of
+from files_source_parts import T0, csv, source_of, values_of_k
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,11 +58,11 @@ def test_times_thousands_of_years_apart_are_cut_at_once(tmp_path: Path) -> None:
     assert source.next_epoch_to_cut(0) == 0
     second = source.next_epoch_to_cut(1)
     assert second == 734_868 * 86_400
-    assert keys(source, second) == ["b"]
+    assert values_of_k(source, second) == ["b"]
     third = source.next_epoch_to_cut(second + 1)
     assert source.next_epoch_to_cut(second) == second
     assert third is not None
-    assert keys(source, third) == ["c"]
+    assert values_of_k(source, third) == ["c"]
     assert source.next_epoch_to_cut(third + 1) == third + 1
     assert source.next_epoch_to_cut(third + 2) is None
 

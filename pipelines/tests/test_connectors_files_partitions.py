@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from files_source_parts import SCHEMA, T0, T0_US, csv, keys, source_of
+from files_source_parts import SCHEMA, T0, T0_US, csv, source_of, values_of_k
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -149,11 +149,11 @@ def prepared_suffixes(tmp: Path) -> list[str]:
 def test_units_belong_to_partitions_in_turn(tmp_path: Path) -> None:
     url = write(tmp_path, "parquet", [[0, 0, 0], [0, 0], [0]], group=1)
     parts = opened(tmp_path, url, 2, format="parquet")
-    assert [keys(part, 0) for part in parts] == [["k0", "k2", "k4"], ["k1", "k3", "k5"]]
+    assert [values_of_k(part, 0) for part in parts] == [["k0", "k2", "k4"], ["k1", "k3", "k5"]]
     assert prepared_suffixes(tmp_path) == [".index"] * 2
     url = write(tmp_path, "csv", [[0, 0, 0], [0, 0], [0]], group=1)
     parts = opened(tmp_path, url, 2)
-    assert [keys(part, 0) for part in parts] == [["k0", "k1", "k2", "k5"], ["k3", "k4"]]
+    assert [values_of_k(part, 0) for part in parts] == [["k0", "k1", "k2", "k5"], ["k3", "k4"]]
 
 
 def test_a_partition_opens_row_groups_of_its_own_alone(
@@ -178,7 +178,7 @@ def test_a_partition_copies_rows_of_its_own_alone(tmp_path: Path) -> None:
     url = write(tmp_path, "parquet", [[5, 4, 3, 2, 1, 0]], group=2)
     parts = opened(tmp_path, url, 3, format="parquet")
     assert [part.summary.rows for part in parts] == [2, 2, 2]
-    assert [keys(parts[1], epoch) for epoch in range(6)] == [[], [], ["k3"], ["k2"], [], []]
+    assert [values_of_k(parts[1], epoch) for epoch in range(6)] == [[], [], ["k3"], ["k2"], [], []]
     copied = [
         pa.ipc.open_file(pa.memory_map(str(path))).read_all().num_rows
         for path in (tmp_path / "work").glob("*.arrow")
@@ -216,7 +216,7 @@ def test_partitions_of_one_directory_keep_each_others_files(tmp_path: Path) -> N
     assert {path.name for path in (tmp_path / "work").iterdir()} == before
 
 
-def test_a_key_that_is_wrong_in_any_unit_is_named_with_its_row(
+def test_an_order_key_that_is_wrong_in_any_unit_is_named_with_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write(tmp_path, "parquet", [[0, 1], [2, 3, None]], group=1)
@@ -232,7 +232,7 @@ def test_a_key_that_is_wrong_in_any_unit_is_named_with_its_row(
 def test_a_row_of_a_later_row_group_is_named_by_its_place_in_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_preparation, "IN_PLACE_BYTES", 0)
+    monkeypatch.setattr(files_preparation, "MAX_IN_PLACE_BYTES", 0)  # rows are copied
     texts = pa.table({"k": ["a"] * 4, "t": ["2013-01-01"] * 3 + ["never"]})
     pq.write_table(texts, tmp_path / "in.parquet", row_group_size=1)
     url, schema = f"file://{tmp_path}/in.parquet", pa.schema([SCHEMA.field("k"), SCHEMA.field("t")])
@@ -240,7 +240,7 @@ def test_a_row_of_a_later_row_group_is_named_by_its_place_in_the_file(
         source_of(tmp_path, url, schema, format="parquet", partition=(1, 2))
 
 
-def test_other_partitions_units_are_read_for_their_keys_alone(
+def test_other_partitions_units_are_read_for_their_order_keys_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = write(tmp_path, "csv", [[1, 0], [0, 1]], group=1)
@@ -261,14 +261,14 @@ def test_columns_without_a_header_are_found_by_position(tmp_path: Path) -> None:
         lines = (f"k{n},{n},2013-01-01T0{n}:00:00Z", f"l{n},{n},2013-01-01T03:00:00Z")
         csv(tmp_path, *lines[1:], name=f"{n}.csv", header=lines[0])
     parts = opened(tmp_path, f"file://{tmp_path}/?.csv", 2, header=False)
-    assert [[keys(part, epoch) for epoch in range(4)] for part in parts] == [
+    assert [[values_of_k(part, epoch) for epoch in range(4)] for part in parts] == [
         [["k0"], [], [], ["l0"]],
         [[], ["k1"], [], ["l1"]],
     ]
 
 
 @pytest.mark.parametrize("partition", [(0, 1), (1, 2)])
-def test_parquet_that_is_replaced_between_keys_and_rows_is_read_again(
+def test_parquet_that_is_replaced_between_order_keys_and_rows_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: tuple[int, int]
 ) -> None:
     url = write(tmp_path, "parquet", [[0, 1, 2, 3]], group=1)

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from botocore.exceptions import EndpointConnectionError
-from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, keys, source_of
+from files_source_parts import SCHEMA, SECOND, T0, T0_US, csv, source_of, values_of_k
 from fsspec.implementations.memory import MemoryFileSystem
 from schema_parts import topology_schema
 
@@ -52,7 +52,14 @@ def test_rows_fall_into_epochs_by_event_time_and_are_sorted_stably(tmp_path: Pat
         'NA,5,"2013-01-01T05:00:00+01:00"',
     )
     source = source_of(tmp_path, url, lateness="30m")
-    assert [keys(source, e) for e in range(6)] == [["a", "b"], [], ["c", "d"], [], [None], []]
+    assert [values_of_k(source, e) for e in range(6)] == [
+        ["a", "b"],
+        [],
+        ["c", "d"],
+        [],
+        [None],
+        [],
+    ]
     assert source.cut(0).rows.column("v").to_pylist() == [2.0, None]
     assert source.schema == SCHEMA
     assert source.cut(0).rows.schema == SCHEMA
@@ -86,7 +93,7 @@ def test_the_summary_has_all_rows_and_the_first_and_last_event_time(tmp_path: Pa
 def test_rows_per_second_paces_by_row_number(tmp_path: Path) -> None:
     url = csv(tmp_path, *(f"{i},1,2013-01-01T00:00:00Z" for i in range(7)))
     source = source_of(tmp_path, url, speedup=None, rowsPerSecond=2.5, orderBy=None)
-    assert [len(keys(source, e)) for e in range(4)] == [3, 2, 2, 0]
+    assert [len(values_of_k(source, e)) for e in range(4)] == [3, 2, 2, 0]
 
 
 def test_without_an_order_a_late_or_null_time_goes_into_the_open_epoch(tmp_path: Path) -> None:
@@ -99,15 +106,15 @@ def test_without_an_order_a_late_or_null_time_goes_into_the_open_epoch(tmp_path:
         "null,1,NA",
     )
     source = source_of(tmp_path, url, orderBy=None)
-    assert keys(source, 0) == ["n", "a"]
-    assert keys(source, 3) == ["b", "late", "null"]
+    assert values_of_k(source, 0) == ["n", "a"]
+    assert values_of_k(source, 3) == ["b", "late", "null"]
 
 
 def test_files_of_a_glob_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:
     csv(tmp_path, "b,1,2013-01-01T00:00:00Z", name="part-2.csv")
     csv(tmp_path, "a,1,2013-01-01T00:00:00Z", name="part-1.csv")
     source = source_of(tmp_path, f"file://{tmp_path}/part-*.csv")
-    assert keys(source, 0) == ["a", "b"]
+    assert values_of_k(source, 0) == ["a", "b"]
 
 
 def file_names(url: str) -> list[str]:
@@ -250,7 +257,7 @@ def test_a_damaged_file_is_named_and_read_when_repaired(
     assert not list((tmp_path / "work").iterdir())
     path.unlink()
     url = csv(tmp_path, "a,1,2013-01-01")
-    assert keys(source_of(tmp_path, url), 0) == ["a"]
+    assert values_of_k(source_of(tmp_path, url), 0) == ["a"]
 
 
 @pytest.mark.parametrize("format", ["csv", "json"])
@@ -283,7 +290,7 @@ def test_an_unreachable_store_is_reported(
     with pytest.raises(SourceFailed, match=r"in.csv cannot be read: Could not.*can be reached"):
         source_of(tmp_path, url)
     monkeypatch.undo()
-    assert keys(source_of(tmp_path, url), 0) == ["a"]
+    assert values_of_k(source_of(tmp_path, url), 0) == ["a"]
 
 
 def test_a_bad_json_line_is_named(tmp_path: Path) -> None:
@@ -314,7 +321,7 @@ def test_speedup_follows_the_days_of_a_date_column(tmp_path: Path) -> None:
     lines = ("a,2013-01-01", "c,2013-01-03", "b,2013-01-02", "d,2013-01-03")
     url = csv(tmp_path, *lines, header="k,day")
     source = source_of(tmp_path, url, DAYS, orderBy="day", speedup=86_400)
-    assert [keys(source, epoch) for epoch in range(4)] == [["a"], ["b"], ["c", "d"], []]
+    assert [values_of_k(source, epoch) for epoch in range(4)] == [["a"], ["b"], ["c", "d"], []]
     assert source.last_epoch == 2
 
 
@@ -349,7 +356,7 @@ def test_prepared_files_are_reused_until_the_input_changes(
     source_of(tmp_path, url)
     assert before == {p.name: p.stat().st_mtime_ns for p in (tmp_path / "work").iterdir()}
     csv(tmp_path, *lines, "b,1,2013-01-01T00:00:02Z")
-    assert keys(source_of(tmp_path, url), 0) == ["before", "a", "b"]
+    assert values_of_k(source_of(tmp_path, url), 0) == ["before", "a", "b"]
     names = {p.name for p in (tmp_path / "work").iterdir()}
     assert len(names) == 2
     assert not names & before.keys()
@@ -406,7 +413,7 @@ def test_an_input_that_grows_during_a_read_is_read_again(
     assert not list((tmp_path / "work").iterdir())
     monkeypatch.undo()
     whole = source_of(tmp_path, f"file://{tmp_path}/in-*.csv")
-    assert keys(whole, 0) == (["a", "b"] if name == "in-1.csv" else ["a", "a", "b"])
+    assert values_of_k(whole, 0) == (["a", "b"] if name == "in-1.csv" else ["a", "a", "b"])
 
 
 def test_cuts_are_pure_and_together_are_the_sorted_input(tmp_path: Path) -> None:
@@ -462,8 +469,8 @@ def test_an_unverified_input_that_changes_while_it_is_read_is_refused(
         pq.write_table(table.cast(SCHEMA), tmp_path / "in.parquet")
         url = f"file://{tmp_path}/in.parquet"
     source = source_of(tmp_path, url, verifies=False, format=format)
-    assert keys(source, 0) == ["0"]
+    assert values_of_k(source, 0) == ["0"]
     os.utime(url.removeprefix("file://"), ns=(0, 0))
-    assert keys(source, 1) == ["1"]
+    assert values_of_k(source, 1) == ["1"]
     with pytest.raises(SourceFailed, match="changed while it was read"):
         source.cut(2)

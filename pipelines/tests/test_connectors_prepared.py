@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from files_source_parts import csv, keys, source_of
+from files_source_parts import csv, source_of, values_of_k
 
 from rekindle.connectors import files_preparation, prepared
 from rekindle.connectors.files_source import FilesSource
@@ -38,7 +38,7 @@ def prepared_file(tmp: Path, suffix: str) -> Path:
 
 
 def all_keys(source: FilesSource) -> list[str]:
-    return [key for epoch in range(source.last_epoch + 1) for key in keys(source, epoch)]
+    return [key for epoch in range(source.last_epoch + 1) for key in values_of_k(source, epoch)]
 
 
 def damage(tmp: Path) -> None:

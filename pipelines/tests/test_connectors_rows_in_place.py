@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from files_source_parts import SCHEMA, T0, keys, source_of
+from files_source_parts import SCHEMA, T0, source_of, values_of_k
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +59,7 @@ def cuts(source: FilesSource, epochs: list[int]) -> list[tuple[str, int]]:
 def test_ordered_parquet_is_not_copied(tmp_path: Path) -> None:
     source = opened(tmp_path, [[0, 0.5, 1, 2, 2.5], [2.7, 5]])
     assert prepared_suffixes(tmp_path) == [".index"]
-    assert [keys(source, n) for n in range(7)] == [
+    assert [values_of_k(source, n) for n in range(7)] == [
         *(["k0", "k1"], ["k2"], ["k3", "k4", "k5"], [], [], ["k6"], [])
     ]
     assert source.summary.rows == 7
@@ -68,14 +68,14 @@ def test_ordered_parquet_is_not_copied(tmp_path: Path) -> None:
 def test_parquet_that_is_not_in_order_is_copied(tmp_path: Path) -> None:
     source = opened(tmp_path, [[2, 0, 1], [1]])
     assert prepared_suffixes(tmp_path) == [".arrow", ".index"]
-    assert [keys(source, n) for n in range(3)] == [["k1"], ["k2", "k3"], ["k0"]]
+    assert [values_of_k(source, n) for n in range(3)] == [["k1"], ["k2", "k3"], ["k0"]]
 
 
 def test_large_row_groups_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files_preparation, "IN_PLACE_BYTES", 200)
+    monkeypatch.setattr(files_preparation, "MAX_IN_PLACE_BYTES", 200)
     source = opened(tmp_path, [[0, 1, 2]])
     assert prepared_suffixes(tmp_path) == [".arrow", ".index"]
-    assert keys(source, 1) == ["k1"]
+    assert values_of_k(source, 1) == ["k1"]
 
 
 def test_input_that_becomes_ordered_leaves_no_copy(tmp_path: Path) -> None:
@@ -167,13 +167,13 @@ def test_an_index_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (index,) = (tmp_path / "work").iterdir()
     written = index.stat().st_mtime_ns
     again = source_of(tmp_path, f"file://{tmp_path}/in/*.parquet", format="parquet")
-    assert keys(again, 1) == ["k1"]
+    assert values_of_k(again, 1) == ["k1"]
     assert index.stat().st_mtime_ns == written
 
 
 def test_a_file_that_changes_under_an_open_source_is_found(tmp_path: Path) -> None:
     source = opened(tmp_path, [[0, 1, 2], [3, 4]])
-    assert keys(source, 0) == ["k0"]
+    assert values_of_k(source, 0) == ["k0"]
     pq.write_table(table([3.0, 4.5], 7), tmp_path / "in" / "1.parquet")
     with pytest.raises(SourceFailed, match=r"1\.parquet changed"):
         source.cut(4)
@@ -192,4 +192,4 @@ def test_a_cut_is_repeated_when_the_store_is_back(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed, match="check that its store can be reached"):
         source.cut(2)
     (tmp_path / "away").rename(tmp_path / "in")
-    assert [keys(source, n) for n in (2, 3, 4)] == [["k2"], ["k3"], ["k4"]]
+    assert [values_of_k(source, n) for n in (2, 3, 4)] == [["k2"], ["k3"], ["k4"]]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from files_source_parts import T0, csv, keys, source_of
+from files_source_parts import T0, csv, source_of, values_of_k
 from fsspec.implementations.local import LocalFileOpener
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,7 +54,7 @@ def test_ordered_csv_is_not_copied(tmp_path: Path) -> None:
     in_order(tmp_path, 10, "1.csv", first=20)
     source = source_of(tmp_path, f"file://{tmp_path}/?.csv")
     assert suffixes(tmp_path) == [".index"]
-    assert [keys(source, n) for n in range(6)] == [
+    assert [values_of_k(source, n) for n in range(6)] == [
         [f"k{n}" for n in range(6 * epoch, min(6 * epoch + 6, 30))] for epoch in range(6)
     ]
     assert source.summary.rows == 30
@@ -75,7 +75,7 @@ def test_a_restart_reads_from_the_block_that_it_needs(
     monkeypatch.setattr(text_in_place, "parse_csv_block", counting)
     again = source_of(tmp_path, url)
     assert not parsed
-    assert keys(again, 7) == [f"k{n}" for n in range(42, 48)]
+    assert values_of_k(again, 7) == [f"k{n}" for n in range(42, 48)]
     assert len(parsed) <= 4
     assert sum(parsed) < 500 < (tmp_path / "in.csv").stat().st_size
     parsed.clear()
@@ -95,11 +95,11 @@ def test_a_partition_reads_blocks_of_its_own_files_alone(
     url = f"file://{tmp_path}/?.csv"
     parts = [source_of(tmp_path, url, partition=(n, 2)) for n in range(2)]
     assert suffixes(tmp_path) == [".index"] * 2
-    found = [[key for epoch in range(7) for key in keys(part, epoch)] for part in parts]
+    found = [[key for epoch in range(7) for key in values_of_k(part, epoch)] for part in parts]
     first, second = ([*range(0, 10), *range(20, 30)], [*range(10, 20), *range(30, 40)])
     assert found == [[f"k{n}" for n in first], [f"k{n}" for n in second]]
     (tmp_path / "1.csv").unlink()
-    assert keys(parts[0], 4) == [f"k{n}" for n in range(24, 30)]
+    assert values_of_k(parts[0], 4) == [f"k{n}" for n in range(24, 30)]
     with pytest.raises(SourceFailed, match="check that its store can be reached"):
         parts[1].cut(2)
 
@@ -123,7 +123,7 @@ def test_a_file_that_changes_under_an_open_source_is_found(
 ) -> None:
     path = tmp_path / "in.csv"
     source = source_of(tmp_path, in_order(tmp_path, 24))
-    assert keys(source, 0) == [f"k{n}" for n in range(6)]
+    assert values_of_k(source, 0) == [f"k{n}" for n in range(6)]
     before = path.read_bytes()
     edit(path)
     source.close()  # it forgets what it has read ahead, which would be right
@@ -131,7 +131,7 @@ def test_a_file_that_changes_under_an_open_source_is_found(
         source.cut(3)
     path.write_bytes(before)
     again = source_of(tmp_path, f"file://{path}")
-    assert keys(again, 3) == [f"k{n}" for n in range(18, 24)]
+    assert values_of_k(again, 3) == [f"k{n}" for n in range(18, 24)]
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -155,7 +155,7 @@ def test_what_a_disk_returns_wrongly_once_is_read_again(
     monkeypatch.setattr(
         text_in_place, "digest_of", lambda data: "bad" if not next(calls) else digest_of(data)
     )
-    assert keys(source, 3) == [f"k{n}" for n in range(18, 24)]
+    assert values_of_k(source, 3) == [f"k{n}" for n in range(18, 24)]
 
 
 def test_a_cut_is_repeated_when_the_store_is_back(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_cut_is_repeated_when_the_store_is_back(tmp_path: Path) -> None:
     with pytest.raises(SourceFailed, match="check that its store can be reached"):
         source.cut(2)
     (tmp_path / "away").rename(tmp_path / "in.csv")
-    assert keys(source, 2) == [f"k{n}" for n in range(12, 18)]
+    assert values_of_k(source, 2) == [f"k{n}" for n in range(12, 18)]
 
 
 def test_an_index_whose_blocks_are_damaged_is_prepared_again(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_an_index_whose_blocks_are_damaged_is_prepared_again(tmp_path: Path) -> 
     # The file's blocks, in JSON: the first one begins after the header, at byte 6.
     path.write_bytes(raw.replace(b"[0,24,0,[[6,", b"[0,24,0,[[7,"))
     assert path.read_bytes() != raw
-    assert keys(source_of(tmp_path, url), 3) == [f"k{n}" for n in range(18, 24)]
+    assert values_of_k(source_of(tmp_path, url), 3) == [f"k{n}" for n in range(18, 24)]
     assert path.read_bytes() == raw
 
 
@@ -219,7 +219,7 @@ def test_input_that_becomes_ordered_leaves_no_copy(tmp_path: Path) -> None:
 def test_what_has_no_blocks_is_copied(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, data: bytes, options: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(files_preparation, "IN_PLACE_BYTES", 500)
+    monkeypatch.setattr(files_preparation, "MAX_IN_PLACE_BYTES", 500)
     (tmp_path / name).write_bytes(data)
     given = {"format": name.split(".")[1], **BY_COUNT, **options}
     source = source_of(tmp_path, f"file://{tmp_path}/{name}", KV_SCHEMA, **given)

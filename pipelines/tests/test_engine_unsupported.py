@@ -95,7 +95,7 @@ def test_other_types_are_cast_to_timestamp_as_in_spark(spark: Any) -> None:
         "to_utc_timestamp(s, 'Asia/Tokyo')",
     ],
 )
-def test_implicit_casts_to_timestamp_are_refused(spark: Any, item: str) -> None:
+def test_casts_to_timestamp_that_cannot_give_null_are_refused(spark: Any, item: str) -> None:
     with pytest.raises(
         OperatorRefused, match=r"operator op: .*gets the current date if it has none"
     ):

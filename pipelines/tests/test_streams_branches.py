@@ -1,4 +1,4 @@
-"""A branch of an output log: consecutive epochs in extents."""
+"""A branch of an output log: consecutive epochs in extents (log files)."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from rekindle.streams.branches import Branch
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some epochs."""
+class FakeLogFile:
+    """An extent."""
 
     first: int
     last: int
 
 
-def branch_of(*lengths: int) -> Branch[Part]:
-    branch: Branch[Part] = Branch(0)
+def branch_of(*lengths: int) -> Branch[FakeLogFile]:
+    branch: Branch[FakeLogFile] = Branch(0)
     for length in lengths:
         first = branch.next_epoch
-        branch.add(Part(first, first + length - 1))
+        branch.add(FakeLogFile(first, first + length - 1))
     return branch
 
 
 def test_extents_have_no_gaps() -> None:
     with pytest.raises(ValueError, match="epoch 11 cannot follow 9"):
-        branch_of(10).add(Part(11, 12))
+        branch_of(10).add(FakeLogFile(11, 12))
 
 
 def test_a_branch_begins_again_without_extents() -> None:
     branch = branch_of(10, 3)
-    assert branch.restart_at(20) == [Part(0, 9), Part(10, 12)]
+    assert branch.restart_at(20) == [FakeLogFile(0, 9), FakeLogFile(10, 12)]
     assert (branch.base, branch.next_epoch, branch.newest) == (20, 20, None)
 
 

@@ -80,7 +80,9 @@ def test_a_conflicting_file_is_reported(world: World) -> None:
     eventually(lambda: world.status.response(1).sinks[0].conflict == world.sink.conflict)
 
 
-def test_a_conflict_ends_with_the_wrong_file(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conflict_ends_when_the_wrong_file_is_deleted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("rekindle.task.core.sink.RETRY_CONFLICTS_S", 0.0)
     world.sink.conflict, world.sink.deleted = "epoch 0 exists with rows that differ", True
     world.sinks.pause_after(-1)

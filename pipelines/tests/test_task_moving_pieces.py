@@ -401,17 +401,17 @@ def test_other_results_of_earlier_boots_are_not_replaced(tmp_path: Path) -> None
     before = log.results(0)
     found = Installation(pa.py_buffer(bytes_of(pieces)), None, frozenset({"op"}))
     with pytest.raises(NotMovable, match="epoch 3 of the donor's log differs from"):
-        found.write_log(log, tmp_path / "own", lambda: False)
+        found.write_log(log, tmp_path / "own", is_over=lambda: False)
     assert log.results(0) == before
 
 
-def test_epochs_of_a_partner_do_not_stay_when_the_installation_ends(tmp_path: Path) -> None:
+def test_epochs_of_a_partner_do_not_stay_when_the_installation_is_given_up(tmp_path: Path) -> None:
     """The next boot would take them for results of this replica."""
     pieces = some_pieces(tmp_path)
     log = filled(tmp_path / "own", 2)
     found = Installation(pa.py_buffer(bytes_of(pieces)), None, frozenset({"op"}))
     with pytest.raises(NotMovable, match="restores from a checkpoint"):
-        found.write_log(log, tmp_path / "own", lambda: log.last == 3)
+        found.write_log(log, tmp_path / "own", is_over=lambda: log.last == 3)
     assert not log.results(0)
-    found.write_log(log, tmp_path / "own", lambda: False)
+    found.write_log(log, tmp_path / "own", is_over=lambda: False)
     assert log.results(0) == open_log(tmp_path / "log").results(0)

@@ -23,13 +23,13 @@ from rekindle_operator.dispatch import WORKERS
 from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
 from rekindle_operator.leader import Leader
-from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.loop import ControlLoop, Relister
 from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
 from rekindle_operator.probe import HealthProber
 from rekindle_operator.settings import Settings, read_settings
+from rekindle_operator.uncached_check import UncachedCheck
 
 logger = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ def main() -> None:
         on_refused_status=crd.request,
     )
     relister = Relister(api, cluster, settings)
-    live = LiveCheck(_connect_without_retries(), cluster)
+    uncached = UncachedCheck(_connect_without_retries(), cluster)
     loop = ControlLoop(
-        cluster, executor, live, settings, leader, relister.list_once, clock, crd.request
+        cluster, executor, uncached, settings, leader, relister.list_once, clock, crd.request
     )
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()

@@ -21,7 +21,6 @@ from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
-from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.metrics import (
     RECONCILE_ERRORS,
     RECONCILE_SECONDS,
@@ -35,6 +34,7 @@ from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.core import reconcile_all, report_undecided
 from rekindle_operator.settings import Settings
 from rekindle_operator.topology_status import RecoveryEntry
+from rekindle_operator.uncached_check import UncachedCheck
 
 _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was paused
 _STUCK_S = 60.0  # after the last pass; then the loop is not alive
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 def decide(
     take_snapshot: Callable[[], Snapshot],
-    live_check: LiveCheck,
+    uncached_check: UncachedCheck,
     clock: Callable[[], float],
     settings: Settings,
 ) -> tuple[Snapshot, list[TopologyActions]]:
@@ -68,7 +68,7 @@ def decide(
             if d.topology_key not in read_failures
         ]
         # Topology key -> why it cannot be read, or "": the decision was made from old objects.
-        unconfirmed = live_check.unconfirmed(decisions, snapshot)
+        unconfirmed = uncached_check.unconfirmed(decisions, snapshot)
         read_failures |= {topology_key: why for topology_key, why in unconfirmed.items() if why}
         if unconfirmed.keys() <= read_failures.keys():
             break
@@ -88,7 +88,7 @@ class ControlLoop:
         self,
         cluster: ClusterCache,
         executor: Executor,
-        live_check: LiveCheck,
+        uncached_check: UncachedCheck,
         settings: Settings,
         leader: Leader,
         list_topologies: Callable[[], bool],
@@ -101,7 +101,7 @@ class ControlLoop:
         self._monotonic = monotonic
         self._sleep = sleep
         self._on_new_term = on_new_term
-        self._live_check = live_check
+        self._uncached_check = uncached_check
         self._list_topologies = list_topologies
         self._leader = leader
         self._term: int | None = None  # in which the last pass was
@@ -168,7 +168,7 @@ class ControlLoop:
             snapshot = self._cluster.snapshot()
             try:
                 snapshot, decisions = decide(
-                    self._cluster.snapshot, self._live_check, self._clock, self._settings
+                    self._cluster.snapshot, self._uncached_check, self._clock, self._settings
                 )
                 self._log_errors(decisions)
                 self._executor.run(decisions)

@@ -16,11 +16,11 @@ Newest = Mapping[str, Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class StalledLive:
-    """The status said Live although the query's next file was overdue by `stalled_s`."""
+    """The status said Live although the query's next file was overdue by `overdue_s`."""
 
     query: str
     at_s: float
-    stalled_s: float
+    overdue_s: float
 
 
 @dataclass(slots=True)
@@ -68,11 +68,11 @@ class Progress:
     def find_stalled_live(self, at_s: float, states: Mapping[str, str]) -> list[StalledLive]:
         """Of queries that are reported as Live: since when their next file is overdue."""
         return [
-            StalledLive(query, at_s, stalled_s)
+            StalledLive(query, at_s, overdue_s)
             for query in self.queries
             if states.get(query) == "Live"
             and (since_s := self._advanced_at_s.get(query)) is not None
-            and (stalled_s := at_s - since_s - self.file_interval_s) > 0
+            and (overdue_s := at_s - since_s - self.file_interval_s) > 0
         ]
 
 

@@ -255,7 +255,7 @@ class _Run:
         live_s = time.monotonic() - faults_ended
         rows = self._compare_new(round)
         stalled = max(
-            self._sampler.stalled_live[seen:], key=lambda s: s.stalled_s, default=_NO_STALLED_LIVE
+            self._sampler.stalled_live[seen:], key=lambda s: s.overdue_s, default=_NO_STALLED_LIVE
         )
         tentative, latest_s = self._check_tentative(round.number)
         return RoundResult(
@@ -265,7 +265,7 @@ class _Run:
             advanced_s=_rounded(advanced_s),
             live_s=_rounded(live_s),
             rows=rows,
-            longest_stall_while_live_s=_rounded(stalled.stalled_s),
+            longest_stall_while_live_s=_rounded(stalled.overdue_s),
             stalled_query=stalled.query,
         )
 

@@ -45,7 +45,7 @@ class Checks:
         self.movements = 0
         self.tentative_epochs = 0
         self.expected = expected
-        self.of_wrong_results: WrongResultChecks | None = None
+        self.wrong_result_checks: WrongResultChecks | None = None  # none while no fault needs them
         # Output that a run without faults does not have: tentative values, and wrong ones.
         self._extra_output: dict[tuple[Partition, int], set[str]] = {}
         self._graph = graph
@@ -176,7 +176,7 @@ class Checks:
         saved = self._store.load(ref.object) if ref.object is not None else None
         if saved is None:
             return  # `check_retention` looks for those that are gone
-        checks = self.of_wrong_results
+        checks = self.wrong_result_checks
         is_protected = checks is None or checks.is_protected(partition)
         is_right = self._is_expected if is_protected else self._is_explained
         if saved.epoch != ref.epoch or not is_right(partition, saved):
@@ -198,8 +198,8 @@ class Checks:
 
     @property
     def _of_wrong_results(self) -> WrongResultChecks:
-        assert self.of_wrong_results is not None, "no fault makes a result wrong"
-        return self.of_wrong_results
+        assert self.wrong_result_checks is not None, "no fault makes a result wrong"
+        return self.wrong_result_checks
 
     def is_wrong(self, value: str) -> bool:
         return self._wrong.is_wrong(value)
@@ -214,8 +214,8 @@ class Checks:
 
     def writes(self, pod: TaskPod, epoch: int, value: str, through: int | None) -> None:
         """I2: what replicas disagree about is not written, once the task has been told so."""
-        if self.of_wrong_results is not None:
-            self.of_wrong_results.writes(pod, epoch, value)
+        if self.wrong_result_checks is not None:
+            self.wrong_result_checks.writes(pod, epoch, value)
         if through is not None and epoch > through:
             raise Violation(
                 f"I2: {pod.slot.key} writes epoch {epoch}, and may write only through {through}"

@@ -89,6 +89,7 @@ class SimulatedCluster:
             build_graph(self.topology),
             self.store,
             self.sinks,
+            # A successor counts as the replica that it replaces (`Slot.first`).
             lambda: [pod for slot, pod in self.pods.items() if slot.first in self._slots],
             self.wrong_results,
         )
@@ -133,7 +134,7 @@ class SimulatedCluster:
             scheduler,
             self.views,
             self._needs,
-            self.working.takes_pods,
+            self.working.is_usable,
             self._can_recover,
             self.fail,
         )
@@ -150,7 +151,7 @@ class SimulatedCluster:
         self.scheduler.after(0.0, lambda: self.checks.failed(message))
 
     def end(self) -> None:
-        """End the threads of programs."""
+        """End the operators' processes: their blocking code runs in threads (`Program`)."""
         for operator in self.operators.values():
             operator.process.die()
 
@@ -281,9 +282,9 @@ class SimulatedCluster:
 
     def watch_wrong_results(self, log: Callable[[str], None]) -> None:
         """To be called before the first wrong result."""
-        if self.checks.of_wrong_results is None:
-            self.checks.of_wrong_results = WrongResultChecks(self, log)
-            self.checks.of_wrong_results.watch()
+        if self.checks.wrong_result_checks is None:
+            self.checks.wrong_result_checks = WrongResultChecks(self, log)
+            self.checks.wrong_result_checks.watch()
 
     # --- pods -----------------------------------------------------------------------
 

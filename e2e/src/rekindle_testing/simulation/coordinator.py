@@ -121,8 +121,8 @@ class CoordinatorProcess:
             partition = partition_of(event.slot)
             epoch = self.core.containment.comparison.witnessed(partition)
             self._checks.witnessed(partition, epoch)
-            if self._checks.of_wrong_results is not None:
-                self._checks.of_wrong_results.compared(self.core, event.slot)
+            if self._checks.wrong_result_checks is not None:
+                self._checks.wrong_result_checks.compared(self.core, event.slot)
         if isinstance(event, PodsListed):
             self._poll_only_members()
 
@@ -159,8 +159,8 @@ class CoordinatorProcess:
         if poll is None or task is None or task.pod.address is None:
             self._poll_again(slot, _POLL_INTERVAL_S)
             return
-        if self._checks.of_wrong_results is not None:
-            self._checks.of_wrong_results.polls(self.core, slot, poll)
+        if self._checks.wrong_result_checks is not None:
+            self._checks.wrong_result_checks.polls(self.core, slot, poll)
         incarnation, address = poll.task.incarnation, task.pod.address
         self._calling.add(slot)
 

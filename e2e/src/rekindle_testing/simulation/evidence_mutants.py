@@ -11,7 +11,7 @@ from rekindle.coordinator.checkpoints import retention
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.streams.reader_core import ReaderCore
 from rekindle.streams.sunion import SUnion
-from rekindle_operator import live_check
+from rekindle_operator import uncached_check
 from rekindle_operator.cluster.reports import ReportAges
 from rekindle_testing.simulation.planting import Mutant, replaced
 
@@ -73,7 +73,7 @@ EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
     "a store that does not respond is empty": replaced(Committer, "store_failed", _starts_anew),
     "a reader stays at the replica that failed": replaced(ReaderCore, "_call_failed", _stays),
     "nothing is read before it is deleted": replaced(
-        live_check, "preconditions_of", _believes_cache
+        uncached_check, "preconditions_of", _believes_cache
     ),
     "reports have no age": replaced(ReportAges, "as_of", _ageless),
 }

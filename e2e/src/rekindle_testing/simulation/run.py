@@ -191,8 +191,8 @@ class Simulation:
         missing, done_at = self.not_done(), self.scheduler.now
         while self.scheduler.now < (end_at if missing else max(healed_at + LATEST_S, done_at)):
             self.scheduler.run_until(self.scheduler.now + 0.5)
-            if self.cluster.checks.of_wrong_results is not None:
-                self.cluster.checks.of_wrong_results.delete_named_files()
+            if self.cluster.checks.wrong_result_checks is not None:
+                self.cluster.checks.wrong_result_checks.delete_named_files()
             missing = self.not_done()
             if missing:
                 done_at = self.scheduler.now
@@ -224,8 +224,8 @@ class Simulation:
                 self._was_stable.add(slot)
             elif slot not in self._was_stable:
                 missing.append(f"the output of {slot.key} is in {branches.state}")
-        if cluster.checks.of_wrong_results is not None:
-            missing += cluster.checks.of_wrong_results.not_done()
+        if cluster.checks.wrong_result_checks is not None:
+            missing += cluster.checks.wrong_result_checks.not_done()
         newest = cluster.store.newest
         committed = newest.epoch if newest is not None else -1
         if committed < head - 3 * CHECKPOINT_INTERVAL_EPOCHS:

@@ -47,7 +47,7 @@ class WorkingPods:
         pod = next((p for p in pods if _slot_of(p) == slot), None)
         if pod is None or not self._is_responsive(pod):
             return None
-        wrong = self._cluster.checks.of_wrong_results
+        wrong = self._cluster.checks.wrong_result_checks
         if wrong is not None and isinstance(pod, TaskPod) and wrong.may_be_replaced(pod):
             return None
         raw = self._cluster.server.objects.find(PODS, pod.name)
@@ -62,7 +62,7 @@ class WorkingPods:
         pod = self._cluster.pods.get(slot)
         return pod is not None and pod.boot is not None and pod.boot.core.status.phase == "Live"
 
-    def takes_pods(self, view: NodeView) -> bool:
+    def is_usable(self, view: NodeView) -> bool:
         """Whether a node takes pods, and was silent for nobody lately, so that no operator avoids
         it."""
         node = self._cluster.nodes[view.name]

@@ -1,8 +1,8 @@
 """What a pass would delete or replace, and which objects justify that. Pure.
 
 The cache may be old: its watch stalled, or has not caught up. Before anything is deleted or
-replaced, `live_check` reads these objects from the API server. If one differs from the snapshot,
-the decision is made again.
+replaced, `uncached_check` reads these objects from the API server. If one differs from the
+snapshot, the decision is made again.
 
 Design: docs/design/kubernetes.md#before-anything-is-destroyed.
 """

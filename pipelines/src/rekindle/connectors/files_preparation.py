@@ -58,7 +58,7 @@ from rekindle.connectors.text_in_place import TextBlocks, read_blocks, scan_bloc
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.objects import to_json
 
-IN_PLACE_BYTES = 64 << 20
+MAX_IN_PLACE_BYTES = 64 << 20
 """Limit of a (compressed) row group, or a line of text, for reading in place, since the reader
 always holds one in memory. Input with a larger one is copied to disk."""
 INPUT_KEY = b"rekindle.input"
@@ -181,7 +181,7 @@ def _parquet_in_place(
     all partitions into a temporary file at `path`. The partition's own rows are read later, for the
     checksums of the index."""
     groups = [row_groups(fs, f.path, job.raw.names, job.name) for f in found]
-    if any(group.bytes > IN_PLACE_BYTES for of_file in groups for group in of_file):
+    if any(group.bytes > MAX_IN_PLACE_BYTES for of_file in groups for group in of_file):
         return None
     sizes = [[group.rows for group in of_file] for of_file in groups]
     own = list(zip(found, job.own_groups(len(size) for size in sizes), strict=True))
@@ -208,7 +208,8 @@ def _check_order(check: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterat
 def _text_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[FileSplit]] | None:
-    """Text that is in order and has blocks; None for other text. Reads the partition's own files
+    """Text that is in order and can be read in blocks (not compressed, no row with line ends);
+    None for other text. Reads the partition's own files
     once, and the keys of the others; all keys are in a temporary file at `path`."""
     own = list(zip(found, job.own_groups(1 for _ in found), strict=True))
     scanned: list[TextBlocks] = []
@@ -287,7 +288,7 @@ def _read_split(
 def _scan(
     job: PreparationJob, fs: Any, file: FoundFile, found: TextBlocks
 ) -> Iterator[pa.RecordBatch]:
-    batches = scan_blocks(fs, file.path, job.files, job.raw, job.name, IN_PLACE_BYTES, found)
+    batches = scan_blocks(fs, file.path, job.files, job.raw, job.name, MAX_IN_PLACE_BYTES, found)
     return _with_computed_columns(job, file, batches)
 
 

@@ -30,7 +30,11 @@ class TaskCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         response = self._status.response(fence=0)  # no metric has the fence
         for name, text, value in (
-            ("rekindle_task_stable_epoch", "Newest epoch in the output log", response.stable_epoch),
+            (
+                "rekindle_task_stable_epoch",
+                "Newest stable epoch: the end of the output log",
+                response.stable_epoch,
+            ),
             ("rekindle_task_head_epoch", "Newest epoch released to the task", response.head_epoch),
             (
                 "rekindle_task_lag_seconds",

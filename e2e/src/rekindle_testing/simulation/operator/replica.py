@@ -21,10 +21,10 @@ from rekindle_operator.cluster.mirror import Mirror
 from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
-from rekindle_operator.live_check import LiveCheck
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.probe import start_due_probes
 from rekindle_operator.settings import Election, Settings
+from rekindle_operator.uncached_check import UncachedCheck
 from rekindle_testing.simulation.kube.objects import (
     DELETED,
     LEASES,
@@ -101,11 +101,13 @@ class OperatorReplica:
             draw=scheduler.random.random,
             pool=InlinePool(),
         )
-        live = LiveCheck(self._api, self.cache, monotonic=lambda: scheduler.now, pool=InlinePool())
+        uncached = UncachedCheck(
+            self._api, self.cache, monotonic=lambda: scheduler.now, pool=InlinePool()
+        )
         self._loop = ControlLoop(
             self.cache,
             executor,
-            live,
+            uncached,
             settings,
             self.leader,
             self._list_topologies,

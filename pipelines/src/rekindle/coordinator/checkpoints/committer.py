@@ -125,6 +125,7 @@ class Committer:
         return entry in self._refused or entry in self._unrestorable
 
     def restorable(self, refs: Refs) -> Refs:
+        """An empty state needs no object, and always is."""
         return tuple(ref for ref in refs if ref.object is None or not self.is_refused(ref.object))
 
     def problems(self, inputs: CommitInputs | None, now: float) -> list[CheckpointProblem]:

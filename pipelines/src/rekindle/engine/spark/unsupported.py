@@ -85,9 +85,7 @@ def unsupported_expression(frame: DataFrame, *, row_wise: bool) -> str | None:
     if text is None:
         return None
     hint = "write CAST(... AS TIMESTAMP) around it: that gives NULL for a string without a date"
-    return (
-        f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none; {hint}"
-    )
+    return f"{text} is cast to TIMESTAMP, and gets the current date if it has none; {hint}"
 
 
 def _unsupported_type(data_type: DataType) -> DataType | None:

@@ -119,9 +119,7 @@ def _compared_strings(node: exp.Expr, visible: VisibleColumns) -> Iterator[Probl
     for side, data_type in sides.items():
         if data_type is Scalar.STRING and may_lack_date(side):
             text = side.sql(dialect=DIALECT)
-            what = (
-                f"{text} is implicitly cast to TIMESTAMP, and gets the current date if it has none"
-            )
+            what = f"{text} is cast to TIMESTAMP, and gets the current date if it has none"
             yield Problem("", "NonDeterministic", what, f"write CAST({text} AS TIMESTAMP)")
 
 

@@ -40,8 +40,8 @@ class ReadFailed(Exception):
     """The message has the path and the reason."""
 
 
-class LiveCheck:
-    """Reads from the API server, not from the cache (hence "live"). `api` must not retry, since the
+class UncachedCheck:
+    """Reads from the API server, not from the cache. `api` must not retry, since the
     control loop waits."""
 
     def __init__(
@@ -58,7 +58,7 @@ class LiveCheck:
         self._cluster = cluster
         self._monotonic = monotonic
         self._stall_s = stall_s
-        self._pool = pool or ThreadPoolExecutor(max_reads, thread_name_prefix="live")
+        self._pool = pool or ThreadPoolExecutor(max_reads, thread_name_prefix="uncached")
         self._hanging_reads: dict[str, Future[str | None]] = {}  # by object
 
     def unconfirmed(
@@ -131,8 +131,8 @@ class _Check:
             self._cluster.nodes.remove_not_found("", name)
             return "" if expected is not None else None
         self._cluster.nodes.put(raw)
-        live = node_view(raw)
-        if expected is not None and _state(live) == _state(expected):
+        uncached = node_view(raw)
+        if expected is not None and _state(uncached) == _state(expected):
             return None
         logger.warning("node %s differs from the cache; its pods are not deleted", name)
         return ""
