@@ -39,7 +39,7 @@ def cluster(
 
 def test_both_images_are_built_and_start(container_engine: None) -> None:
     command = [sys.executable, "-m", "rekindle_testing.images"]
-    environment = {**os.environ, "ARCHIVES": "1"}
+    environment = {**os.environ, "ARCHIVES": "1"}  # image files too: kubelet nodes load them
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     print(done.stdout, done.stderr)
     assert done.returncode == 0, done.stderr

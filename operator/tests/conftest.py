@@ -29,4 +29,5 @@ def settled() -> ModelCluster:
 
 @pytest.fixture
 def running() -> ModelCluster:
+    """A copy of its own: the test may change it."""
     return settled()

@@ -15,7 +15,7 @@ from rekindle_operator.settings import Election, Settings
 
 NOW = 1_800_000_000.0
 SETTINGS = Settings(
-    helm_release="rekindle", election=Election(namespace="system", identity="leader")
+    operator_label="rekindle", election=Election(namespace="system", identity="leader")
 )
 
 
@@ -101,7 +101,7 @@ def test_the_leader_never_deletes_itself() -> None:
 def test_replicas_of_another_release_are_not_deleted() -> None:
     assert deleted(peer("c", "down", operator_release="other")) == []
     assert deleted(peer("c", "down", namespace="elsewhere")) == []
-    assert deleted(peer("c", "down"), settings=replace(SETTINGS, helm_release="")) == []
+    assert deleted(peer("c", "down"), settings=replace(SETTINGS, operator_label="")) == []
 
 
 def test_a_new_replica_is_not_deleted_at_once_again() -> None:

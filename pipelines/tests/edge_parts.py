@@ -20,7 +20,7 @@ from rekindle.streams.wire import PATH, ReadRequest
 
 ADDRESS = "127.0.42.1"
 SCHEMA = pa.schema([("n", pa.int64())])
-OWN = Identity("uid-a", "token-a")
+IDENTITY = Identity("uid-a", "token-a")
 
 
 def batch(epoch: int, partition: int = 0, rows: int = 3) -> EpochBatch:
@@ -46,7 +46,7 @@ def open_sockets() -> int:
 
 def read(server: StreamServer, request: ReadRequest, timeout_s: float = 10) -> list[int]:
     address = f"{ADDRESS}:{server.port}"
-    return [e.epoch for e in read_once(address, request, timeout_s, OWN).epochs]
+    return [e.epoch for e in read_once(address, request, timeout_s, IDENTITY).epochs]
 
 
 def ask(server: StreamServer, request: ReadRequest) -> socket.socket:
@@ -54,7 +54,7 @@ def ask(server: StreamServer, request: ReadRequest) -> socket.socket:
     connected = socket.socket()
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connected.connect((ADDRESS, server.port))
-    body = json.dumps(request.message(OWN)).encode()
+    body = json.dumps(request.message(IDENTITY)).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-a\r\n"
     connected.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return connected

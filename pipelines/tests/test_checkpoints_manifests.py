@@ -144,7 +144,7 @@ def test_garbage_is_collected_and_the_rest_restores(store: Store, tmp_path: Path
     for ref in (*refs[4:], pending):
         assert ref.object is not None
         assert tables_of(states.load(ref.object)[1])[0].equals(steady.table)
-        assert not manifests.unusable([ref.object])
+        assert not manifests.not_committable([ref.object])
     assert manifests.collect_garbage(retain=2) == 0
 
 
@@ -199,12 +199,12 @@ def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
     for _ in range(2):
         assert manifests.unrestorable.keys() == {old.object, new.object}
         assert "is damaged" in manifests.unrestorable[old.object]
-        assert manifests.unusable([new.object]).keys() == {new.object}
+        assert manifests.not_committable([new.object]).keys() == {new.object}
         manifests.collect_garbage(1)
     path.write_bytes(whole)
     manifests.collect_garbage(1)
     assert manifests.unrestorable == {}
-    assert manifests.unusable([new.object]) == {}
+    assert manifests.not_committable([new.object]) == {}
 
 
 def test_many_damaged_objects_are_read_again_by_listings_alone(
@@ -257,7 +257,9 @@ def test_unusable_entries_name_what_is_missing(store: Store) -> None:
     assert ref.object is not None
     name = states.load_entry(ref.object).objects["op"][0]
     store.delete(f"u/{name}")
-    assert manifests.unusable([ref.object]) == {ref.object: f"state object {name} is missing"}
+    assert manifests.not_committable([ref.object]) == {
+        ref.object: f"state object {name} is missing"
+    }
 
 
 def test_an_unreadable_entry_does_not_stop_gc(store: Store, tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_an_unreadable_entry_does_not_stop_gc(store: Store, tmp_path: Path) -> N
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
     newer = "entries/seg/0/000000000039-ab-cd.json"
     store.put(f"u/{newer}", b'{"format": 99}')
-    assert "format 99" in manifests.unusable([newer])[newer]
+    assert "format 99" in manifests.not_committable([newer])[newer]
     for part in ("entries", "state"):
         age(tmp_path / "store" / "u" / part, 1000)
     held = len(store.list("u/state/"))
@@ -526,7 +528,7 @@ class History(RuleBasedStateMachine):
             if not (reported := saver.core.saved()):
                 continue
             done = reported[0]
-            refused = self.manifests.unusable([done.object])
+            refused = self.manifests.not_committable([done.object])
             needed = self.needs([done.object])
             if needed & self.lost - trusted or not self.unnoticed:
                 assert bool(refused) == bool(needed & self.lost)
@@ -714,7 +716,7 @@ class Checkpointed:
         self.state = State({"op": of_runs(Run(pa.table({"x": [1]})))})
         self.entry = self.save(9, None)
         (self.object,) = self.memory.states_of([self.entry])
-        assert self.manifests.unusable([self.entry]) == {}
+        assert self.manifests.not_committable([self.entry]) == {}
         assert self.manifests.write(manifest(1, 9, seg__0=EntryRef(9, self.entry, "d")))
         self.manifests.collect_garbage(retain=1)
         assert self.manifests.unrestorable == {}
@@ -738,8 +740,8 @@ def test_a_full_scan_finds_missing_state_and_commits_refuse_it() -> None:
     world.full_scan()
     assert world.manifests.unrestorable == {world.entry: why}
     reusing = world.save(19, world.entry)
-    assert world.manifests.unusable([reusing]) == {reusing: why}
-    assert world.manifests.unusable([world.save(29, None)]) == {}
+    assert world.manifests.not_committable([reusing]) == {reusing: why}
+    assert world.manifests.not_committable([world.save(29, None)]) == {}
     world.memory.put(f"u/{world.object}", content)
     world.manifests.collect_garbage(retain=1)
     assert world.manifests.unrestorable == {}
@@ -762,7 +764,7 @@ def test_a_refused_entry_makes_the_next_collection_list_all() -> None:
     assert list(successor.unrestorable) == [world.entry]
     gone = world.save(19, None)
     world.memory.delete(f"u/{gone}")
-    assert list(world.manifests.unusable([gone])) == [gone]
+    assert list(world.manifests.not_committable([gone])) == [gone]
     world.manifests.collect_garbage(retain=1)
     assert list(world.manifests.unrestorable) == [world.entry]
 
@@ -790,7 +792,7 @@ class RefusedDuringCollection(Checkpointed):
             return None
         if event == "line":
             if self._lines_left == 0:
-                self.refused = self.manifests.unusable([self._gone])
+                self.refused = self.manifests.not_committable([self._gone])
             self._lines_left -= 1
         return self._trace
 
@@ -856,7 +858,7 @@ def test_a_save_that_ends_while_garbage_is_deleted_restores_or_is_refused(
 
     def commit(seq: int, name: str) -> bool:
         memory.now += 1
-        if manifests.unusable([name]):
+        if manifests.not_committable([name]):
             return False
         return manifests.write(manifest(seq, seq, seg__0=EntryRef(seq, name, "")))
 
@@ -911,7 +913,7 @@ def test_garbage_collection_lists_no_state(monkeypatch: pytest.MonkeyPatch) -> N
         ref = states.save("seg", 0, seq * 10 + 9, 0, ("op",), state, previous)
         assert ref.object is not None
         previous = states.load_entry(ref.object)
-        assert manifests.unusable([ref.object]) == {}
+        assert manifests.not_committable([ref.object]) == {}
         assert manifests.write(manifest(seq, seq * 10 + 9, seg__0=ref))
         manifests.collect_garbage(retain=2)
         assert (memory.listed > 300) == (seq == 0)

@@ -90,7 +90,7 @@ def test_the_start_has_rows_and_event_times_of_each_source() -> None:
         "c",
         SourceSummary(None, start, None),
         last_epoch=None,
-        replay_speed=("rowsPerSecond", 5.0),
+        speed_field=("rowsPerSecond", 5.0),
         computed=True,
     )
     sources = (files_source(), timeless, endless)
@@ -139,7 +139,7 @@ def test_partitions_without_rows_get_a_warning() -> None:
 
 
 def test_a_run_of_very_many_epochs_names_the_field_to_raise() -> None:
-    slow = replace(files_source(last_epoch=31_514_400), replay_speed=("speedup", 1.0))
+    slow = replace(files_source(last_epoch=31_514_400), speed_field=("speedup", 1.0))
     _, epochs, warning = lines(SourcesOpened((files_source(), slow), 31_514_401, 1_000_000))[1:]
     assert epochs == "t: epochs 0 to 31,514,401, which take 364 d 18 h in a cluster"
     assert warning == (

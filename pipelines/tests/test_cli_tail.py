@@ -225,8 +225,8 @@ def test_after_an_edit_the_reader_goes_on_in_the_new_segment() -> None:
 
 
 def test_what_is_tentative_is_dropped_before_an_edited_query() -> None:
-    held = Ticket("q", cursor=Cursor(5, (5, 6)), tentative=True)
-    replicas = Replicas(a=[received("TENTATIVE", 6, ticket=held)])
+    ticket = Ticket("q", cursor=Cursor(5, held=(5, 6)), tentative=True)
+    replicas = Replicas(a=[received("TENTATIVE", 6, ticket=ticket)])
     reader = replicas.reader()
     list(reader.step())
     replicas.answers = {"a": ReplicaUnavailable("gone"), "b": NoLongerKept("floor 9", 9)}

@@ -106,14 +106,14 @@ def test_an_entry_is_migrated_from_older_segments(store: CheckpointStore, url: s
     again = run(store.write(WriteManifest(unmigrated, migrations=(migration,))))
     assert again == written, "every coordinator makes the same object"
     run(store.collect_garbage(CollectGarbage(retain=1)))
-    assert run(store.unusable([ref.object])) == {}
+    assert run(store.not_committable([ref.object])) == {}
 
 
-def test_old_checkpoints_are_deleted(store: CheckpointStore, url: str) -> None:
+def test_no_entry_of_an_old_checkpoint_stays_in_memory(store: CheckpointStore, url: str) -> None:
     for seq in range(10):
         ref = save(url, "a", "op-a", seq)
         assert ref.object is not None
-        assert run(store.unusable([ref.object])) == {}
+        assert run(store.not_committable([ref.object])) == {}
         assert run(store.write(WriteManifest(manifest(seq, {"a/0": (ref,)})))) is not None
         run(store.collect_garbage(CollectGarbage(retain=1)))
     gc.collect()
@@ -139,7 +139,7 @@ def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
     (state,) = [i.name for i in objects.list(f"{UID}/state/")]
     objects.delete(state)
     lost = f"state object {state.removeprefix(f'{UID}/')} is missing"
-    assert run(store.unusable([ref.object])) == {ref.object: lost}
+    assert run(store.not_committable([ref.object])) == {ref.object: lost}
 
 
 def test_a_call_after_a_timeout_sees_the_outcome(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

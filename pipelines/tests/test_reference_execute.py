@@ -184,14 +184,14 @@ def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> N
             "a",
             SourceSummary(rows=95, first_us=0, last_us=9_400_000),
             last_epoch=9,
-            replay_speed=("rowsPerSecond", 10.0),
+            speed_field=("rowsPerSecond", 10.0),
             computed=True,
         ),
         OpenedSource(
             "b",
             SourceSummary(rows=12, first_us=0, last_us=3_666_666),
             last_epoch=3,
-            replay_speed=("rowsPerSecond", 3.0),
+            speed_field=("rowsPerSecond", 3.0),
             computed=True,
         ),
     )

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from edge_parts import (
     ADDRESS,
-    OWN,
+    IDENTITY,
     ask,
     batch,
     make_log,
@@ -54,7 +54,7 @@ def log(tmp_path: Path) -> OutputLog:
 
 @pytest.fixture
 def server(log: OutputLog) -> Iterator[StreamServer]:
-    server = StreamServer(ADDRESS, 0, OWN, incarnation=1)
+    server = StreamServer(ADDRESS, 0, IDENTITY, incarnation=1)
     server.serve_log(log)
     yield server
     server.stop()
@@ -398,18 +398,18 @@ def test_a_fetch_that_hangs_holds_up_spilled_reads_for_a_while(
     spilled = {found[0]: e for e in range(199, -1, -1) if (found := log.spilled(e)) is not None}
     *first, last = list(spilled)[: hanging + 1]
     hung.update(first)
-    server = StreamServer(ADDRESS, 0, OWN)
+    server = StreamServer(ADDRESS, 0, IDENTITY)
     server.serve_log(log)
     address = f"{ADDRESS}:{server.port}"
     if hanging == 1:  # its reader gives up, its fetch keeps its deadline
         with pytest.raises(CallTimedOut):
-            read_once(address, ReadRequest("s", 0, spilled[first.pop()], 1), 0.1, OWN)
+            read_once(address, ReadRequest("s", 0, spilled[first.pop()], 1), 0.1, IDENTITY)
     for name in first:
         with pytest.raises(StreamUnavailable, match="has not responded within"):
-            read_once(address, ReadRequest("s", 0, spilled[name], 1), 5, OWN)
+            read_once(address, ReadRequest("s", 0, spilled[name], 1), 5, IDENTITY)
     if hanging == store_calls.MAX_HANGING:
         with pytest.raises(StreamUnavailable, match="calls of the store hang"):
-            read_once(address, ReadRequest("s", 0, spilled[last], 1), 5, OWN)
+            read_once(address, ReadRequest("s", 0, spilled[last], 1), 5, IDENTITY)
         released.set()
         eventually(lambda: not any(t.alive for t in server._frames._store_calls._hanging))
     assert read(server, ReadRequest("s", 0, spilled[last], 1), 5) == [spilled[last]]
@@ -428,12 +428,12 @@ def test_a_slow_store_holds_up_only_those_who_need_it(tmp_path: Path) -> None:
     log = make_log(tmp_path, budget=8000, spill=SlowSpill(), file_bytes=2000)
     for epoch in range(60):
         log.append(batch(epoch))
-    server = StreamServer(ADDRESS, 0, OWN)
+    server = StreamServer(ADDRESS, 0, IDENTITY)
     server.serve_log(log)
     address, found = f"{ADDRESS}:{server.port}", list[int]()
 
     def read_spilled() -> None:
-        response = read_once(address, ReadRequest("s", 0, 0, 1), 30, OWN)
+        response = read_once(address, ReadRequest("s", 0, 0, 1), 30, IDENTITY)
         found.extend(e.epoch for e in response.epochs)
 
     thread = threading.Thread(target=read_spilled)

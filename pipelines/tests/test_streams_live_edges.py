@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from edge_parts import ADDRESS, OWN, batch, make_log
+from edge_parts import ADDRESS, IDENTITY, batch, make_log
 from reader_parts import read_once
 
 from rekindle.exchange.routing import Share
@@ -37,7 +37,7 @@ class LiveServer:
     def __init__(self, directory: Path) -> None:
         self.log = make_log(directory)
         self.output = LiveOutput(self.log, directory / "tentative", "boot")
-        self.server = StreamServer(ADDRESS, 0, OWN)
+        self.server = StreamServer(ADDRESS, 0, IDENTITY)
         self.server.serve_log(self.log, output=self.output)
 
     def stable(self, *epochs: int) -> None:
@@ -57,7 +57,7 @@ class LiveServer:
         max_bytes: int = 1 << 20,
     ) -> ReadResponse:
         request = ReadRequest("s", 0, from_epoch, max_bytes, wait_s, share, live=live)
-        return read_once(f"{ADDRESS}:{self.server.port}", request, 10, OWN)
+        return read_once(f"{ADDRESS}:{self.server.port}", request, 10, IDENTITY)
 
     def live(self, from_epoch: int, **options: object) -> ReadResponse:
         return self.request(from_epoch, LivePosition(), **options)  # type: ignore[arg-type]
@@ -184,11 +184,11 @@ def test_a_waiting_reader_of_stable_epochs_hears_of_tentative_ones(live: LiveSer
 
 
 def test_a_task_without_tentative_output_responds_to_live_calls(tmp_path: Path) -> None:
-    log, server = make_log(tmp_path), StreamServer(ADDRESS, 0, OWN)
+    log, server = make_log(tmp_path), StreamServer(ADDRESS, 0, IDENTITY)
     server.serve_log(log)
     log.append(batch(0))
     request = ReadRequest("s", 0, 0, 1 << 20, live=LivePosition())
-    response = read_once(f"{ADDRESS}:{server.port}", request, 10, OWN)
+    response = read_once(f"{ADDRESS}:{server.port}", request, 10, IDENTITY)
     server.stop()
     assert (kinds(response), response.live) == ([("STABLE", 0, 0)], None)
     assert response.progress.live is None
@@ -196,7 +196,7 @@ def test_a_task_without_tentative_output_responds_to_live_calls(tmp_path: Path) 
 
 def test_messages_without_tentative_output_have_no_new_fields(live: LiveServer) -> None:
     """Readers of older releases do not know them."""
-    assert "live" not in ReadRequest("s", 0, 0, 1).message(OWN)
+    assert "live" not in ReadRequest("s", 0, 0, 1).message(IDENTITY)
     assert StreamProgress(base=0, last=4, head=5).header() == {"base": 0, "last": 4, "released": 5}
     header = json.loads(epoch_frame(3, 7, "d", None, 0)[8:])
     assert header == {"epoch": 3, "watermark": 7, "digest": "d"}
@@ -205,11 +205,11 @@ def test_messages_without_tentative_output_have_no_new_fields(live: LiveServer) 
 def test_a_tentative_epoch_that_was_not_requested_is_refused() -> None:
     log_schema = batch(0).rows.schema.serialize()
     decoder = ResponseDecoder(
-        ReadRequest("s", 0, 3, 1 << 20), OWN, "1.2.3.4:5", lambda epoch, size: None
+        ReadRequest("s", 0, 3, 1 << 20), IDENTITY, "1.2.3.4:5", lambda epoch, size: None
     )
     from rekindle.streams.wire import MessageIdentity
 
-    decoder.feed(first_frame(MessageIdentity.of(OWN, 1), StreamProgress(0, 3, 3), log_schema))
+    decoder.feed(first_frame(MessageIdentity.of(IDENTITY, 1), StreamProgress(0, 3, 3), log_schema))
     with pytest.raises(StreamUnavailable, match="a TENTATIVE of epoch 3, which was not requested"):
         decoder.feed(epoch_frame(3, 0, "", None, 0, live=live_fields(BatchKind.TENTATIVE, 1, 0)))
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edge_parts import ADDRESS, OWN
+from edge_parts import ADDRESS, IDENTITY
 from reader_parts import A, B, C, endpoints, started_io
 from test_streams_live_edges import LiveServer
 
@@ -176,7 +176,7 @@ class Collected:
             Subscription("s", 0, 0, live=True),
             self._delivered,
             lambda: True,
-            connect=lambda address: StreamClient(address, OWN),
+            connect=lambda address: StreamClient(address, IDENTITY),
             on_progress=self.progress.append,
         )
         self.route(*((one, STABLE) for one in live))

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from edge_parts import (
     ADDRESS,
-    OWN,
+    IDENTITY,
     batch,
     closed_within,
     make_log,
@@ -49,7 +49,7 @@ def log(tmp_path: Path) -> OutputLog:
 
 @pytest.fixture
 def server(log: OutputLog) -> Iterator[StreamServer]:
-    server = StreamServer(ADDRESS, 0, OWN, incarnation=1)
+    server = StreamServer(ADDRESS, 0, IDENTITY, incarnation=1)
     server.serve_log(log)
     yield server
     server.stop()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from edge_parts import (
     ADDRESS,
-    OWN,
+    IDENTITY,
     ask,
     batch,
     closed_within,
@@ -44,7 +44,7 @@ def log(tmp_path: Path) -> OutputLog:
 
 @pytest.fixture
 def server(log: OutputLog) -> Iterator[StreamServer]:
-    server = StreamServer(ADDRESS, 0, OWN, incarnation=1)
+    server = StreamServer(ADDRESS, 0, IDENTITY, incarnation=1)
     server.serve_log(log)
     yield server
     server.stop()
@@ -130,7 +130,7 @@ def test_an_odd_request_is_answered(
     log: OutputLog, server: StreamServer, change: dict[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log.append(batch(0))
-    message = ReadRequest("s", 0, 0, 1, incarnation=1).message(OWN) | change
+    message = ReadRequest("s", 0, 0, 1, incarnation=1).message(IDENTITY) | change
     with monkeypatch.context() as patched:
         patched.setattr(ReadRequest, "message", lambda *_: message)
         with contextlib.suppress(RekindleError):
@@ -153,7 +153,7 @@ def test_a_wrong_request_is_refused_without_a_stack_trace(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     log.append(batch(0))
-    message = ReadRequest("s", 0, 0, 1, incarnation=1).message(OWN) | change
+    message = ReadRequest("s", 0, 0, 1, incarnation=1).message(IDENTITY) | change
     monkeypatch.setattr(ReadRequest, "message", lambda *_: message)
     with pytest.raises(StreamUnavailable, match=words):
         read(server, ReadRequest("s", 0, 0, 1))
@@ -192,7 +192,7 @@ def test_thousands_of_connections_keep_nobody_out(
             assert read(server, ReadRequest("s", 0, 0, 1)) == [0]
     eventually(lambda: len(server._http.open_connections) <= connections.MAX_UNADMITTED)
     request = ReadRequest("s", 0, 0, 1)
-    body = json.dumps(request.message(OWN)).encode()
+    body = json.dumps(request.message(IDENTITY)).encode()
     head = f"POST {PATH} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer token-a\r\n"
     reader.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     assert reader.recv(100).startswith(b"HTTP/1.1 200")  # the oldest, but of another address
@@ -277,7 +277,7 @@ def test_all_readers_of_a_task_may_connect_at_one_moment(
     address = f"{ADDRESS}:{server.port}"
 
     async def read_one() -> int:
-        client = StreamClient(address, OWN)
+        client = StreamClient(address, IDENTITY)
         try:
             return len((await client.read(ReadRequest("s", 0, 0, 1), 20)).epochs)
         finally:

@@ -102,7 +102,7 @@ def test_what_was_lost_is_uploaded_again(
     replica, manifests = replicas[0], ManifestStore(store, "u")
 
     def commit(seq: int, done: CheckpointDone) -> None:
-        assert manifests.unusable([done.object]) == {}
+        assert manifests.not_committable([done.object]) == {}
         entries = {"s/0": (EntryRef(done.epoch, done.object, done.digest),)}
         assert manifests.write(
             Manifest(seq, done.epoch, generation=1, fence=1, time="", entries=entries)
@@ -114,7 +114,7 @@ def test_what_was_lost_is_uploaded_again(
     lost.unlink()
     manifests.collect_garbage(retain=1)
     reusing = replica.reach(19)
-    assert list(manifests.unusable([reusing.object])) == [reusing.object]
+    assert list(manifests.not_committable([reusing.object])) == [reusing.object]
     replica.saver.refuse(frozenset({reusing.object, *manifests.unrestorable}))
     assert replica.saver.done() == ()
     again = replica.reach(29)

@@ -133,7 +133,8 @@ def test_a_saver_continues_after_its_thread_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(tmp_path)
-    monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)  # a response of another type
+    # An error that the saver does not catch.
+    monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)
     saver = CheckpointSaver(world.states)
     saver.offer(saved_state(world))
     eventually(lambda: "thread checkpoints failed" in (saver.problem or ""))

@@ -74,9 +74,10 @@ class Settings:
     namespace: str | None = None  # None: all namespaces
     probe_kubelets: bool = True
     own_node: str = ""  # the node of this replica
-    # A label of the pods of its peers: the name of their Deployment, which contains the release.
+    # Value of the label of the pods of its peers (`LABEL_OPERATOR_RELEASE`): the name of their
+    # Deployment, as `Election.deployment`.
     # Empty: lost peers are not replaced.
-    helm_release: str = ""
+    operator_label: str = ""
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
@@ -102,7 +103,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         limits=read_limits(env),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
-        helm_release=env.get("REKINDLE_RELEASE", ""),
+        operator_label=env.get("REKINDLE_RELEASE", ""),
         probe_kubelets=_is_on(env, "REKINDLE_PROBE_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),

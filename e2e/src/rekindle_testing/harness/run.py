@@ -158,13 +158,13 @@ class Run:
         files = (self.cluster.shared / self.name / "output" / query).glob("*")
         return sorted(parsed.epoch for f in files if (parsed := parse_name(f.name)))
 
-    def longest_pause_s(self, sink: str, last_s: float) -> float:
+    def longest_pause_s(self, query: str, last_s: float) -> float:
         """The longest time between two files of a partition that follow each other, of which the
         second was written in the last `last_s` seconds, minus the time of the epochs without rows
         between them. Without a pause it is one epoch."""
         _, spec = load_topology(self.resource)
-        self.cluster.download(f"{self.name}/output/{sink}")
-        directory = self.cluster.shared / self.name / "output" / sink
+        self.cluster.download(f"{self.name}/output/{query}")
+        directory = self.cluster.shared / self.name / "output" / query
         files = [(f.stat().st_mtime, found) for f in directory.rglob("*") if (found := _parse(f))]
         newest = max(time for time, _ in files)
         longest = 0.0

@@ -42,14 +42,14 @@ class BranchedInputs:
         segment: Segment,
         partition: int,
         next_epoch: int,
-        interval_s: float,
+        epoch_interval_s: float,
         feed: Callable[[InputEvent], None],
         branches: Callable[[], BranchesCore | None],
     ) -> None:
         self._process = process
         self._network = network
         self._segment = segment
-        self._interval_s = interval_s
+        self._epoch_interval_s = epoch_interval_s
         self._feed = feed
         self._branches = branches
         self._early: list[InputEvent] | None = []  # until the task is restored
@@ -74,7 +74,7 @@ class BranchedInputs:
         )
         subscription = Subscription(stream, channel.partition, from_epoch, live=live)
         return SimulatedReader(
-            self._process, self._network, subscription, self._interval_s, listener
+            self._process, self._network, subscription, self._epoch_interval_s, listener
         )
 
     # -- what comes --------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class StreamInputs:
         partition: int,
         next_epoch: int,
         watermark: int,
-        interval_s: float,
+        epoch_interval_s: float,
     ) -> None:
         partitions = [partitions_read(entry, partition) for entry in segment.inputs]
         self._core = StreamsCore(partitions, next_epoch, watermark, READ_AHEAD_BYTES)
@@ -101,7 +101,7 @@ class StreamInputs:
                 process,
                 network,
                 Subscription(segment.inputs[channel.input].stream, channel.partition, next_epoch),
-                interval_s,
+                epoch_interval_s,
                 Listener(
                     partial(self._core.has_buffer_space, channel),
                     partial(self._core.arrived, channel),

@@ -90,10 +90,10 @@ class SimulatedReader:
         process: Process,
         network: Network,
         subscription: Subscription,
-        interval_s: float,
+        epoch_interval_s: float,
         listener: Listener,
     ) -> None:
-        self.core = ReaderCore(subscription, stall_s=2 * interval_s + 2)
+        self.core = ReaderCore(subscription, stall_s=2 * epoch_interval_s + 2)
         self.subscription = subscription
         self._process = process
         self._network = network

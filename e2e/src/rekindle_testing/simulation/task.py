@@ -373,9 +373,9 @@ class TaskProcess:
         assert self._restored is not None
         next_epoch = self._restored.epoch + 1
         pod, around = self.pod, self._around
-        interval_s = around.epoch_us / 1e6
+        epoch_interval_s = around.epoch_us / 1e6
         if self.tentative.are_possible:
-            self._inputs = self.tentative.open_inputs(next_epoch, interval_s)
+            self._inputs = self.tentative.open_inputs(next_epoch, epoch_interval_s)
             self._inputs.route(self._upstreams)
         elif pod.segment.inputs:
             self._inputs = StreamInputs(
@@ -385,7 +385,7 @@ class TaskProcess:
                 pod.slot.partition,
                 next_epoch,
                 self._restored.watermark,
-                interval_s,
+                epoch_interval_s,
             )
             self._inputs.route(self._upstreams)
         else:

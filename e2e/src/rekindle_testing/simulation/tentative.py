@@ -54,7 +54,7 @@ class TentativeResults:
 
     # -- start -------------------------------------------------------------------------------------
 
-    def open_inputs(self, next_epoch: int, interval_s: float) -> BranchedInputs:
+    def open_inputs(self, next_epoch: int, epoch_interval_s: float) -> BranchedInputs:
         task, pod = self._task, self._task.pod
         self._inputs = BranchedInputs(
             task.process,
@@ -62,7 +62,7 @@ class TentativeResults:
             pod.segment,
             pod.slot.partition,
             next_epoch,
-            interval_s,
+            epoch_interval_s,
             self._feed,
             lambda: self.branches,
         )

@@ -73,8 +73,8 @@ def _why_lost(pod: PodView, losses: LossAssessment, not_ready: Set[str], age_s: 
 def _is_peer(pod: PodView, settings: Settings) -> bool:
     """Another replica of the same release; never this process, even if its node counts as lost."""
     return (
-        bool(settings.helm_release)
-        and pod.operator_release == settings.helm_release
+        bool(settings.operator_label)
+        and pod.operator_release == settings.operator_label
         and pod.namespace == settings.election.namespace
         and pod.name != settings.election.identity
     )

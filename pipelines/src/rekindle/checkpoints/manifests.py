@@ -52,7 +52,7 @@ class ManifestStore:
         self._clock = clock
         # Written by the thread that commits. State objects by entry, if all of them existed:
         self._complete: dict[str, frozenset[str]] = {}
-        # Number of calls of `unusable` that found something; the other thread reads it.
+        # Number of calls of `not_committable` that found something; the other thread reads it.
         self._refusals = 0
         # Of the thread that collects garbage. State objects by entry that was kept:
         self._references: dict[str, frozenset[str]] = {}
@@ -115,7 +115,7 @@ class ManifestStore:
         except (ValueError, TypeError, KeyError) as e:
             raise UnreadableObject(f"{self._store.url}: {object_name}: {e}") from e
 
-    def unusable(self, object_names: Iterable[str]) -> dict[str, str]:
+    def not_committable(self, object_names: Iterable[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, and why: they cannot be read, or state
         objects that they need are missing or known to be damaged. Requests to the store are made
         only for objects that no entry of the last written manifest needs, or that were missing at

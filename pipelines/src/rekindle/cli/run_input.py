@@ -61,11 +61,11 @@ def _idle(source: OpenedSource) -> Iterator[str]:
 
 
 def _slow(source: OpenedSource, opened: SourcesOpened) -> Iterator[str]:
-    if source.last_epoch is None or source.replay_speed is None:
+    if source.last_epoch is None or source.speed_field is None:
         return
     epochs = min(source.last_epoch, opened.last_epoch) + 1
     if epochs >= _TOO_MANY_EPOCHS:
-        field, value = source.replay_speed
+        field, value = source.speed_field
         yield (
             f"{field} {value:g} makes {epochs:,} epochs, which take {_duration(epochs, opened)} in "
             f"a cluster; raise {field}"

@@ -60,14 +60,14 @@ class SparkOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
-    """`last_epoch`: None if the source is unbounded; `replay_speed`: the field that sets the speed,
+    """`last_epoch`: None if the source is unbounded; `speed_field`: the field that sets the speed,
     and its value; `computed`: event times follow from the spec, not from files; `idle_partitions`:
     number of partitions without rows, 0 if none has rows."""
 
     name: str
     summary: SourceSummary
     last_epoch: int | None
-    replay_speed: tuple[str, float] | None
+    speed_field: tuple[str, float] | None
     computed: bool
     idle_partitions: int = 0
 
@@ -211,7 +211,7 @@ def _describe_source(
     rows = [summary.rows for summary in summaries if summary.rows is not None]
     summary = replace(summaries[0], rows=sum(rows) if rows else None)
     idle = rows.count(0) if any(rows) else 0
-    return OpenedSource(name, summary, last_epoch, options.replay_speed, computed, idle)
+    return OpenedSource(name, summary, last_epoch, options.speed_field, computed, idle)
 
 
 def _query_sink_opener(topology: Topology) -> QuerySinkOpener:

@@ -1,7 +1,7 @@
 """The inputs of a task: its own source, released by the wall clock, or upstream partitions.
 
-Both deliver complete, consecutive epochs through one interface; `core.inputs` decides which.
-Does not know engine, log or sinks.
+Both deliver complete, consecutive epochs through one interface; `core.inputs` decides which
+ones may be taken. Does not know engine, log or sinks.
 
 Design: docs/design/epochs.md#cuts.
 """

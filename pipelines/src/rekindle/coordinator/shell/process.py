@@ -157,7 +157,7 @@ class Process:
 
     async def _write(self, effect: WriteManifest) -> None:
         try:
-            refused = await self._store.unusable(list(effect.new_entries))
+            refused = await self._store.not_committable(list(effect.new_entries))
             if refused:
                 name, why = next(iter(refused.items()))
                 self.feed(EntriesRefused(tuple(refused), f"{name}: {why}"))

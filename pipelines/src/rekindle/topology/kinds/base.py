@@ -94,9 +94,9 @@ class SourceOptions(Spec):
         return None
 
     @property
-    def replay_speed(self) -> tuple[str, float] | None:
-        """The field that sets how fast its rows are replayed, and its value; None if no field
-        does."""
+    def speed_field(self) -> tuple[str, float] | None:
+        """The field that sets how fast the source gives its rows, and its value; None if no
+        field does."""
         return None
 
     def with_url(self, url: str) -> Self:

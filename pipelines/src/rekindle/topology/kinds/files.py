@@ -95,7 +95,7 @@ class FilesSourceSpec(SourceOptions):
         return self.url
 
     @property
-    def replay_speed(self) -> tuple[str, float] | None:
+    def speed_field(self) -> tuple[str, float] | None:
         if self.speedup is not None:
             return "speedup", self.speedup
         return None if self.rows_per_second is None else ("rowsPerSecond", self.rows_per_second)

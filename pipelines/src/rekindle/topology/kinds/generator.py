@@ -32,7 +32,7 @@ class GeneratorSourceSpec(SourceOptions):
     """Number of rows after which the source ends; without it, the source is unbounded."""
 
     @property
-    def replay_speed(self) -> tuple[str, float] | None:
+    def speed_field(self) -> tuple[str, float] | None:
         return "rowsPerSecond", self.rows_per_second
 
     def describe(self) -> str:

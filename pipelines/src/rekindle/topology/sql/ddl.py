@@ -66,7 +66,7 @@ _TOKEN = re.compile(r"\s*(?:(?P<word>[A-Za-z0-9_]+)|`(?P<quoted>(?:[^`]|``)+)`|(
 @dataclass(frozen=True, slots=True)
 class _Token:
     text: str
-    column: int
+    position: int  # of its first character, counted from 1
     quoted: bool = False
 
 
@@ -109,13 +109,13 @@ class _Parser:
                 self._fail(f"unexpected {self._ddl[at:].lstrip()[:1]!r}", at + 1)
             quoted = match["quoted"]
             text = match["word"] or match["mark"] or quoted.replace("``", "`")
-            column = match.end() - len(match[0].lstrip()) + 1
-            yield _Token(text, column, quoted is not None)
+            position = match.end() - len(match[0].lstrip()) + 1
+            yield _Token(text, position, quoted is not None)
             at = match.end()
 
-    def _fail(self, message: str, column: int) -> NoReturn:
+    def _fail(self, message: str, position: int) -> NoReturn:
         hint = "write it like: origin STRING, delay DOUBLE, tags ARRAY<STRING>"
-        raise InvalidSql([Problem("", "InvalidSchema", f"{message} at column {column}", hint)])
+        raise InvalidSql([Problem("", "InvalidSchema", f"{message} at character {position}", hint)])
 
     def _peek(self) -> _Token:
         if self._at < len(self._tokens):
@@ -132,13 +132,13 @@ class _Parser:
         if not self.take(mark):
             found = self._peek()
             what = f"found {found.text!r}" if found.text else "the text ends"
-            self._fail(f"expected {mark!r}, {what}", found.column)
+            self._fail(f"expected {mark!r}, {what}", found.position)
 
     def _word(self, what: str) -> _Token:
         token = self._peek()
         if not token.text or (not token.quoted and token.text in "<>(),:"):
             found = f"found {token.text!r}" if token.text else "the text ends"
-            self._fail(f"expected {what}, {found}", token.column)
+            self._fail(f"expected {what}, {found}", token.position)
         self._at += 1
         return token
 
@@ -150,7 +150,7 @@ class _Parser:
                 what = "column constraints and comments cannot be used: "
             elif token.quoted or token.text not in "<>(),:":
                 what = "a comma is missing: "
-            self._fail(f"{what}unexpected {token.text!r}", token.column)
+            self._fail(f"{what}unexpected {token.text!r}", token.position)
 
     def field(self) -> Field:
         name = self._word("a column name").text
@@ -165,19 +165,19 @@ class _Parser:
         if name in _DECIMAL:
             return self._decimal()
         if name in ("array", "struct"):
-            return self._nested(name, token.column)
+            return self._nested(name, token.position)
         if name in _UNSUPPORTED_TYPE_HINTS:
-            what = f"the type {token.text} at column {token.column} is not supported yet"
+            what = f"the type {token.text} at character {token.position} is not supported yet"
             raise InvalidSql([Problem("", NOT_SUPPORTED_YET, what, _UNSUPPORTED_TYPE_HINTS[name])])
         hint = nearest(name, [t.upper() for t in (*_SIMPLE, "decimal", "array", "struct")])
         if name in _TYPE_SYNONYMS:
             hint = f"use {_TYPE_SYNONYMS[name]}"
-        what = f"unknown type {token.text} at column {token.column}"
+        what = f"unknown type {token.text} at character {token.position}"
         raise InvalidSql([Problem("", "InvalidSchema", what, hint)])
 
-    def _nested(self, name: str, column: int) -> DataType:
+    def _nested(self, name: str, position: int) -> DataType:
         if self._depth == _MAX_DEPTH:
-            what = f"types are nested more than {_MAX_DEPTH} deep at column {column}"
+            what = f"types are nested more than {_MAX_DEPTH} deep at character {position}"
             raise InvalidSql([Problem("", TOO_DEEP, what, "use separate columns, or a STRING")])
         self._depth += 1
         data_type = self._struct() if name == "struct" else self._array()
@@ -205,11 +205,11 @@ class _Parser:
             scale = self._number() if self.take(",") else 0
             self._expect(")")
         if not (1 <= precision <= _MAX_PRECISION and scale <= precision):
-            self._fail(f"DECIMAL({precision}, {scale}) is out of range", self._peek().column)
+            self._fail(f"DECIMAL({precision}, {scale}) is out of range", self._peek().position)
         return Decimal(precision, scale)
 
     def _number(self) -> int:
         token = self._word("a number")
         if not token.text.isdigit():
-            self._fail(f"expected a number, found {token.text!r}", token.column)
+            self._fail(f"expected a number, found {token.text!r}", token.position)
         return int(token.text)
