@@ -356,7 +356,7 @@ class World:
         done = reported[which % len(reported)]
         assert self.digests.setdefault(done.epoch, done.digest) == done.digest
         assert replica.complete, "it has read all that the entry may refer to"
-        if self.manifests.unusable([done.object]):
+        if self.manifests.not_committable([done.object]):
             replica.step(EntriesRefused(frozenset({done.object})))
             return
         ref = EntryRef(done.epoch, done.object, done.digest, 1)
