@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.model import Partition
-from rekindle.protocol import Contradiction, PollResponse
+from rekindle.protocol import Contradiction, PollResponse, TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
@@ -197,6 +197,32 @@ def test_a_checkpoint_of_a_later_epoch_ends_the_dispute_and_nobody_goes_on_witho
     assert not comparison.is_untrusted(REPLICAS[1])
     comparison.observed(computation(0, boot="b"), {}, restored_from=7)
     assert not comparison.is_untrusted(REPLICAS[0])
+
+
+def alone_and_then_superseded(agreed: list[str], checkpoint: int) -> DigestComparison:
+    """Replica 0 has computed all, and another one the first epochs. Its successor differs, and
+    computes again from a checkpoint beyond that."""
+    comparison = DigestComparison()
+    digests = [f"d{e}" for e in range(12)]
+    comparison.observed(computation(0), chained(digests))
+    comparison.observed(computation(1), chained(agreed))
+    comparison.committed(computation(0), checkpoint)
+    comparison.forget(REPLICAS[1])
+    comparison.observed(computation(1, 2), chained([*digests[:5], "other"]), restored_from=-1)
+    comparison.observed(computation(1, 2, "b"), {}, restored_from=checkpoint)
+    assert not comparison.disputes
+    return comparison
+
+
+def test_a_checkpoint_that_one_replica_computed_decides_nothing_silently() -> None:
+    comparison = alone_and_then_superseded(["d0", "d1"], checkpoint=8)
+    (found,) = comparison.unverified
+    assert (found.partition, found.agreed_through, found.checkpoint) == (LEFT, 4, 8)
+
+
+def test_a_checkpoint_that_two_replicas_computed_ends_a_dispute_for_good() -> None:
+    comparison = alone_and_then_superseded([f"d{e}" for e in range(10)], checkpoint=8)
+    assert not comparison.unverified
 
 
 @pytest.mark.parametrize("again", ["right", "wrong"])
@@ -706,6 +732,49 @@ def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     assert entry.epoch <= second.state_epoch < first.state_epoch
     world.run_with_idle(REPLICAS[1], 24)
     assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch
+
+
+def returning(epochs: int) -> World:
+    """Replica 1 is lost, and replica 0 is wrong from then on. The successor of replica 1 has
+    computed some epochs, and is five behind."""
+    world = World(DIAMOND, interval_epochs=8)
+    world.start_all()
+    world.run_epochs(13 + epochs)
+    world.kill(REPLICAS[1])
+    wrong = world.tasks[REPLICAS[0]]
+    wrong.corruption, wrong.corrupt_from = "!", world.head + 1
+    world.start_task(REPLICAS[1])
+    world.run_with_idle(REPLICAS[1], 1)
+    for _ in range(epochs):
+        world.work(REPLICAS[1], 1)
+        world.poll_round()
+    return world
+
+
+def test_a_checkpoint_waits_for_a_replica_that_has_almost_caught_up() -> None:
+    world = returning(epochs=1)
+    assert world.tasks[REPLICAS[1]].phase is TaskPhase.CATCHING_UP
+    for _ in range(10):
+        world.run_with_idle(REPLICAS[1], 1)
+        world.work(REPLICAS[1], 1)
+        world.poll_round()
+    world.run_epochs(20)
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_a_checkpoint_of_one_replica_that_ends_a_dispute_is_reported() -> None:
+    """All go on from it: nothing can show any more that it is wrong."""
+    world = returning(epochs=0)
+    world.run_with_idle(REPLICAS[1], 4)
+    for _ in range(20):
+        world.run_with_idle(REPLICAS[1], 1)
+        world.work(REPLICAS[1], 1)
+        world.poll_round()
+    world.run_epochs(10)
+    assert [world.tasks[slot].state_corruption for slot in REPLICAS] == ["!", "!"]
+    (text,) = world.reports[-1]["inconsistent"]
+    assert text.startswith("left/0: replicas disagreed")
+    assert text.endswith("results after epoch 12 may be wrong")
 
 
 @pytest.mark.parametrize("interval_epochs", [1, 2, 4])

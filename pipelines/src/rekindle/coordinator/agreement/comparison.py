@@ -52,6 +52,16 @@ class UntrustedOutput:
     after: int
 
 
+@dataclass(frozen=True, slots=True)
+class UnverifiedCheckpoint:
+    """Replicas disagree after `agreed_through`, and go on from the state of a later epoch,
+    `checkpoint`, which two of them are not known to have computed."""
+
+    partition: Partition
+    agreed_through: int
+    checkpoint: int
+
+
 @dataclass(slots=True)
 class _Record:
     """The results of one computation; `reported`: those of its last response. `copied_through`: it
@@ -83,6 +93,8 @@ class DigestComparison:
         self._restarts: dict[Slot, Computation] = {}  # boots that have to compute again
         self._requested_at: dict[Partition, float] = {}  # when it was last to be computed again
         self._untrusted: list[UntrustedOutput] = []
+        self._verified: dict[Partition, int] = {}  # newest checkpoint that two have computed
+        self._unverified: dict[Partition, UnverifiedCheckpoint] = {}  # the first of each
         # Boots whose contradiction, or inherited containment, has been processed.
         self._contradicted: dict[Slot, Computation] = {}
         self._inherited: dict[Slot, Computation] = {}
@@ -98,6 +110,11 @@ class DigestComparison:
     @property
     def disputes(self) -> Mapping[Partition, Dispute]:
         return self._disputes
+
+    @property
+    def unverified(self) -> tuple[UnverifiedCheckpoint, ...]:
+        """Checkpoints from which replicas go on, although they do not agree on them."""
+        return tuple(found for _, found in sorted(self._unverified.items()))
 
     def is_untrusted(self, slot: Slot) -> bool:
         """Whether readers must not read it: diverged, disputed, or about to compute again."""
@@ -248,6 +265,8 @@ class DigestComparison:
         message = f"its state after epoch {epoch} differs from the checkpoint's"
         self._mark_diverged(slot, incarnation, message)
         partition = partition_of(slot)
+        if slot in self._records.get(partition, {}):  # otherwise its results count no more
+            self._go_on_from(partition, epoch, min(self.witnessed(partition), epoch - 1))
         if self._discard_copies(partition):  # its results were compared with those of copies only
             after = min(self.witnessed(partition), epoch)
             self._untrusted.append(UntrustedOutput(partition, after))
@@ -403,7 +422,8 @@ class DigestComparison:
         return record.copied_through > max(record.witnessed, record.committed)
 
     def _match_committed(self, partition: Partition) -> None:
-        """Mark the computations that have the results of the committed checkpoint."""
+        """Mark the computations that have the results of the committed checkpoint, and the
+        checkpoint if two of them do."""
         if partition not in self._committed:
             return
         epoch, committed = self._committed[partition]
@@ -411,6 +431,8 @@ class DigestComparison:
             found = record.digests.get(epoch)
             if found is not None and found.agrees(committed, "chained"):
                 record.committed = epoch
+                if record.witnessed >= epoch:
+                    self._verified[partition] = epoch
 
     def _discard_copies(
         self, partition: Partition, correct: Sequence[Result] = ()
@@ -437,6 +459,7 @@ class DigestComparison:
         if restored_from is not None and restored_from >= dispute.epoch:
             self._end(partition, DisputeEvent.SUPERSEDED)
             self.discard(self._running(dispute))
+            self._go_on_from(partition, restored_from, dispute.agreed_through)
             return
         found = self._records[partition][computation.slot].digests.get(dispute.epoch)
         if found is None:
@@ -464,6 +487,13 @@ class DigestComparison:
             self._continue(dispute.with_difference(computation, found, own))
         elif not any(dispute.is_party(r.computation) for r in self._records[partition].values()):
             self._end(partition, DisputeEvent.NOT_COMPARABLE)
+
+    def _go_on_from(self, partition: Partition, checkpoint: int, agreed_through: int) -> None:
+        """Replicas that disagree after `agreed_through` go on from a committed checkpoint. If only
+        one of them has computed it, nobody knows whether it is right, and nothing will show it."""
+        if checkpoint > self._verified.get(partition, NO_EPOCH):
+            found = UnverifiedCheckpoint(partition, agreed_through, checkpoint)
+            self._unverified.setdefault(partition, found)
 
     def _running(self, dispute: Dispute) -> list[Computation]:
         """The parties that are the current boots of their slots."""

@@ -36,7 +36,7 @@ class DisputeEvent(StrEnum):
     SECOND_DIFFERS = "a new result differs from the only one"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
-    SUPERSEDED = "a trusted checkpoint is beyond the epoch, and parties compute again from it"
+    SUPERSEDED = "a committed checkpoint is beyond the epoch, and parties compute again from it"
     DISCARDED = "a party has to compute again, since it may have read a wrong epoch"
     NOT_COMPARED = "the partition has one replica"
     NOT_COMPARABLE = "all computed again, from a checkpoint with another base of chained digests"
