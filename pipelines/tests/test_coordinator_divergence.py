@@ -362,6 +362,62 @@ def test_readers_of_a_contradicted_result_compute_again() -> None:
     assert world.store[-1].epoch > newest
 
 
+SOURCE, AGG = Partition("src", 0), Partition("agg", 0)
+READERS = (Slot("agg", 0, 0), Slot("agg", 0, 1))
+
+
+@built_once
+def two_readers() -> World:
+    """Two replicas that read a source, and agree."""
+    parts = (
+        SimulatedSegment("src", replicas=2),
+        SimulatedSegment("agg", ("src",), replicas=2, query=True),
+    )
+    world = World(parts)
+    world.start_all()
+    world.run_epochs(10)
+    return world
+
+
+def source_was_wrong(world: World, epoch: int) -> None:
+    """All that read the source compute again."""
+    source = world.tasks[Slot("src", 0, 0)]
+    source.contradiction = Contradiction(epoch=epoch, message="epoch differs")
+    world.poll(source.slot)
+
+
+def test_what_agreed_on_a_wrong_input_has_not_agreed() -> None:
+    world = two_readers()
+    comparison = world.coordinator.containment.comparison
+    assert comparison.witnessed(AGG) == world.head
+    source_was_wrong(world, world.head - 1)
+    assert comparison.witnessed(AGG) == comparison.witnessed(SOURCE) == world.head - 2
+
+
+def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
+    """Computed again, the results of the replica that leads are wrong."""
+    world = two_readers()
+    world.run_epochs(3)  # the next checkpoint is at 15
+    for _ in range(3):
+        world.release_epoch()
+        for slot in world.tasks:
+            world.work(slot, 1)
+    for slot in READERS:
+        world.poll(slot)
+    source_was_wrong(world, 13)
+    leads = world.tasks[READERS[0]]
+    leads.corruption, leads.corrupt_from = "!", 14
+    for _ in range(3):
+        world.poll_round()
+        for slot in READERS:
+            world.work(slot, 1)
+    world.poll_round()
+    world.run_with_idle(READERS[1], 6)
+    assert leads.state_corruption == "!"
+    assert world.store[-1].entries["src/0"][0].epoch > 11
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"

@@ -284,6 +284,12 @@ class DigestComparison:
                 self._disputes[partition] = dispute.without(computation)
                 self._requested_at.pop(partition, None)
 
+    def distrust(self, partition: Partition, after: int) -> None:
+        """What two computations agreed on after this epoch may be wrong, or have a wrong input:
+        what its replicas compute again has to agree again."""
+        if partition in self._witnessed:
+            self._witnessed[partition] = min(self._witnessed[partition], after)
+
     def forget(self, slot: Slot) -> None:
         """The slot's task ended or was replaced. Its results in an open dispute still count."""
         partition = partition_of(slot)

@@ -241,6 +241,7 @@ class Containment:
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
+                self.comparison.distrust(partition, untrusted.after)
             self.comparison.discard(
                 c
                 for task in tasks
