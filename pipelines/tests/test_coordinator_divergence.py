@@ -367,11 +367,11 @@ READERS = (Slot("agg", 0, 0), Slot("agg", 0, 1))
 
 
 @built_once
-def two_readers() -> World:
-    """Two replicas that read a source, and agree."""
+def readers(replicas: int = 2) -> World:
+    """Replicas that read a source, and agree."""
     parts = (
         SimulatedSegment("src", replicas=2),
-        SimulatedSegment("agg", ("src",), replicas=2, query=True),
+        SimulatedSegment("agg", ("src",), replicas=replicas, query=True),
     )
     world = World(parts)
     world.start_all()
@@ -387,7 +387,7 @@ def source_was_wrong(world: World, epoch: int) -> None:
 
 
 def test_what_agreed_on_a_wrong_input_has_not_agreed() -> None:
-    world = two_readers()
+    world = readers()
     comparison = world.coordinator.containment.comparison
     assert comparison.witnessed(AGG) == world.head
     source_was_wrong(world, world.head - 1)
@@ -396,7 +396,7 @@ def test_what_agreed_on_a_wrong_input_has_not_agreed() -> None:
 
 def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
     """Computed again, the results of the replica that leads are wrong."""
-    world = two_readers()
+    world = readers()
     world.run_epochs(3)  # the next checkpoint is at 15
     for _ in range(3):
         world.release_epoch()
@@ -416,6 +416,44 @@ def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
     assert leads.state_corruption == "!"
     assert world.store[-1].entries["src/0"][0].epoch > 11
     assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_results_of_a_wrong_input_decide_nothing_after_it() -> None:
+    """Neither those of boots that have ended."""
+    world = readers()
+    both = [world.tasks[slot] for slot in READERS]
+    for task, corruption in zip(both, "!?", strict=True):
+        task.corruption, task.corrupt_from = corruption, world.head + 1
+    world.release_epoch()
+    while [task.boot for task in both] != [1, 1]:
+        for slot in world.tasks:
+            world.work(slot, 8)
+        world.poll_round()
+    (dispute,) = world.coordinator.containment.comparison.disputes.values()
+    assert dispute.repeated == {READERS[1]}
+    for task in both:
+        task.corruption = ""
+    source_was_wrong(world, world.head)
+    world.run_epochs(4)
+    assert world.reports[-1]["diverged"] == []
+    assert world.reports[-1]["inconsistent"] == ["src/0: epoch differs"]
+
+
+def test_a_verdict_from_results_of_a_wrong_input_does_not_count() -> None:
+    """The one that was named may have been the only one that had read the right input."""
+    world = readers(replicas=3)
+    wrong = [world.tasks[slot] for slot in READERS]
+    for task in wrong:
+        task.corruption = "!"
+    world.run_epochs(1)
+    assert world.reports[-1]["diverged"] == ["agg/0/2"]
+    for task in wrong:
+        task.corruption = ""
+    source_was_wrong(world, world.head)
+    assert not world.coordinator.containment.comparison.diverged
+    world.run_epochs(4)
+    assert world.reports[-1]["diverged"] == []
+    assert not [task for task in world.tasks.values() if task.state_corruption]
 
 
 def test_sinks_wait_while_replicas_disagree() -> None:

@@ -284,6 +284,16 @@ class DigestComparison:
                 self._disputes[partition] = dispute.without(computation)
                 self._requested_at.pop(partition, None)
 
+    def input_was_wrong(self, partition: Partition, running: Sequence[Computation]) -> None:
+        """All results of a partition may come from a wrong input, also those of boots that have
+        ended: none counts any more, nor what they have decided."""
+        self.discard(running)
+        for computation in running:
+            self._diverged.pop(computation.slot, None)
+        if partition in self._disputes:
+            self._disputes[partition] = self._disputes[partition].without_results()
+            self._requested_at.pop(partition, None)
+
     def distrust(self, partition: Partition, after: int) -> None:
         """What two computations agreed on after this epoch may be wrong, or have a wrong input:
         what its replicas compute again has to agree again."""

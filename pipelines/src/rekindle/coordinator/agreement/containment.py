@@ -242,13 +242,10 @@ class Containment:
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
                 self.comparison.distrust(partition, untrusted.after)
-            self.comparison.discard(
-                c
-                for task in tasks
-                # All replicas of readers: they read ahead, and have logs of earlier boots.
-                if task.partition in readers
-                for c in _computations(task)
-            )
+            # All replicas of readers: they read ahead, and have logs of earlier boots.
+            for reader in readers:
+                found = [c for t in tasks if t.partition == reader for c in _computations(t)]
+                self.comparison.input_was_wrong(reader, found)
         self.update(graph)
 
 
