@@ -456,6 +456,42 @@ def test_a_verdict_from_results_of_a_wrong_input_does_not_count() -> None:
     assert not [task for task in world.tasks.values() if task.state_corruption]
 
 
+def test_readers_of_a_replica_that_differs_from_the_checkpoint_compute_again() -> None:
+    """The replica that saved it has died, and nobody else has computed what they read."""
+    world = started()
+    wrong = world.tasks[REPLICAS[1]]
+    wrong.frozen, world.hold_writes = True, True
+    world.run_epochs(2)  # the manifest with the entry at 11 is being written
+    world.kill(REPLICAS[0])
+    wrong.frozen, world.hold_writes = False, False
+    wrong.corruption, wrong.corrupt_from = "!", 10
+    world.poll_rounds(2)  # now it saves
+    world.run_epochs(2)
+    assert world.tasks[BOTH].state_corruption == "!"
+    world.release_writes()
+    assert world.store[-1].entries[LEFT.key][0].object == "left/0@11"
+    world.run_epochs(1)
+    assert world.reports[-1]["diverged"] == [REPLICAS[1].key]
+    for slot in REPLICAS:
+        world.start_task(slot)
+    world.run_epochs(8)
+    assert world.tasks[BOTH].boot == 1
+    assert world.tasks[BOTH].state_corruption == ""
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+@pytest.mark.parametrize(("through", "untrusted"), [(8, [3]), (5, [])])
+def test_what_another_replica_has_agreed_with_is_right_although_the_state_differs(
+    through: int, untrusted: list[int]
+) -> None:
+    comparison = DigestComparison()
+    digests = [f"d{e}" for e in range(9)]
+    comparison.observed(computation(0), chained(digests[:6]))
+    comparison.observed(computation(1), chained(digests[: through + 1]))
+    comparison.checkpoint_differed(REPLICAS[1], incarnation=1, epoch=3)
+    assert [found.after for found in comparison.take_untrusted()] == untrusted
+
+
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"

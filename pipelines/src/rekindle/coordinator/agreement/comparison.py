@@ -265,11 +265,13 @@ class DigestComparison:
         message = f"its state after epoch {epoch} differs from the checkpoint's"
         self._mark_diverged(slot, incarnation, message)
         partition = partition_of(slot)
-        if slot in self._records.get(partition, {}):  # otherwise its results count no more
+        record = self._records.get(partition, {}).get(slot)
+        if record is not None:  # otherwise its results count no more
             self._go_on_from(partition, epoch, min(self.witnessed(partition), epoch - 1))
-        if self._discard_copies(partition):  # its results were compared with those of copies only
-            after = min(self.witnessed(partition), epoch)
-            self._untrusted.append(UntrustedOutput(partition, after))
+        agreed = record.witnessed if record is not None else NO_EPOCH
+        has_copies = bool(self._discard_copies(partition))  # some may be of this replica's state
+        if record is None or agreed < max(record.digests, default=epoch) or has_copies:
+            self._untrusted.append(UntrustedOutput(partition, min(agreed, epoch)))
 
     def discard(self, computations: Iterable[Computation]) -> None:
         """These computations may have read a wrong epoch: their replicas compute again, and their
