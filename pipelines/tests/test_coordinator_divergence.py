@@ -102,6 +102,24 @@ def test_a_third_node_decides_for_two_of_three(result: str, wrong: int) -> None:
     assert not comparison.disputes
 
 
+def test_a_diverged_replica_decides_nothing() -> None:
+    """It runs until the operator has replaced it."""
+    comparison = DigestComparison()
+    by = [computation(0), computation(1), Computation(Slot("left", 0, 2), 1, "a")]
+    for one, digest in zip(by, ("d0", "d0", "wrong"), strict=True):
+        comparison.observed(one, chained([digest]))
+    assert comparison.diverged.keys() == {by[2].slot}
+    comparison.observed(by[0], chained(["d0", "right"]))
+    comparison.observed(by[1], chained(["d0", "flaky"]))
+    before = comparison.disputes[LEFT]
+    comparison.observed(by[2], chained(["wrong", "other"]))
+    assert comparison.disputes[LEFT] == before
+    comparison.request_recomputation(LEFT, by, now=0.0)
+    assert comparison.boot_to_restart(by[1].slot) == "a", "nobody waits for its result"
+    comparison.observed(Computation(by[2].slot, 2, "a"), chained(["d0", "right"]))
+    assert comparison.diverged.keys() == {by[1].slot}
+
+
 def test_a_replica_that_changes_its_result_has_diverged() -> None:
     comparison = disputed()
     comparison.observed(computation(1, boot="b"), chained(["d0", "right"]))

@@ -332,7 +332,7 @@ class DigestComparison:
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
-        if any(not dispute.is_party(c) for c in alive):
+        if any(not dispute.is_party(c) and c.slot not in self._diverged for c in alive):
             self._requested_at.setdefault(partition, now)  # it has not reached the epoch yet
         requested_at = self._requested_at.get(partition)
         if requested_at is not None and now - requested_at < RECOMPUTATION_TIMEOUT_S:
@@ -470,9 +470,10 @@ class DigestComparison:
     def _decide(
         self, partition: Partition, computation: Computation, restored_from: int | None
     ) -> None:
-        """Decide the partition's dispute by a computation that is not a party to it."""
+        """Decide the partition's dispute by a computation that is not a party to it, of a replica
+        that has not diverged."""
         dispute = self._disputes.get(partition)
-        if dispute is None or dispute.is_party(computation):
+        if dispute is None or dispute.is_party(computation) or computation.slot in self._diverged:
             return
         if restored_from is not None and restored_from >= dispute.epoch:
             self._end(partition, DisputeEvent.SUPERSEDED)
