@@ -120,6 +120,23 @@ def test_a_diverged_replica_decides_nothing() -> None:
     assert comparison.diverged.keys() == {by[1].slot}
 
 
+def test_a_replica_that_has_ended_is_not_named() -> None:
+    """Its result was wrong, but nothing has to be replaced."""
+    comparison = disputed()
+    comparison.forget(REPLICAS[1])
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert not comparison.diverged
+
+
+def test_a_replica_that_is_about_to_compute_again_is_named() -> None:
+    comparison = disputed()
+    comparison.request_recomputation(LEFT, [computation(0), computation(1)], now=0.0)
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", "right"]))
+    assert comparison.diverged.keys() == {REPLICAS[1]}
+    assert comparison.boot_to_restart(REPLICAS[1]) is None
+
+
 def test_a_replica_that_changes_its_result_has_diverged() -> None:
     comparison = disputed()
     comparison.observed(computation(1, boot="b"), chained(["d0", "right"]))

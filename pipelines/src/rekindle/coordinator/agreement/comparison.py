@@ -542,9 +542,11 @@ class DigestComparison:
     def _mark_all_diverged(
         self, wrong: Iterable[Computation], epoch: int, matching: Computation
     ) -> None:
+        """Only those that still run: what has ended need not be replaced."""
         for computation in wrong:
             record = self._records[partition_of(computation.slot)].get(computation.slot)
-            if record is None or record.computation.incarnation == computation.incarnation:
+            current = record.computation if record else self._restarts.get(computation.slot)
+            if current is not None and current.incarnation == computation.incarnation:
                 other = f"replica {matching.slot.replica} and one other computation have"
                 message = f"its epoch {epoch} differs from what {other}"
                 self._mark_diverged(computation.slot, computation.incarnation, message)
