@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.model import Partition
-from rekindle.protocol import Contradiction, PollResponse
+from rekindle.protocol import Contradiction, PollResponse, TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
@@ -100,6 +100,41 @@ def test_a_third_node_decides_for_two_of_three(result: str, wrong: int) -> None:
     comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", result]))
     assert set(comparison.diverged) == {REPLICAS[wrong]}
     assert not comparison.disputes
+
+
+def test_a_diverged_replica_decides_nothing() -> None:
+    """It runs until the operator has replaced it."""
+    comparison = DigestComparison()
+    by = [computation(0), computation(1), Computation(Slot("left", 0, 2), 1, "a")]
+    for one, digest in zip(by, ("d0", "d0", "wrong"), strict=True):
+        comparison.observed(one, chained([digest]))
+    assert comparison.diverged.keys() == {by[2].slot}
+    comparison.observed(by[0], chained(["d0", "right"]))
+    comparison.observed(by[1], chained(["d0", "flaky"]))
+    before = comparison.disputes[LEFT]
+    comparison.observed(by[2], chained(["wrong", "other"]))
+    assert comparison.disputes[LEFT] == before
+    comparison.request_recomputation(LEFT, by, now=0.0)
+    assert comparison.boot_to_restart(by[1].slot) == "a", "nobody waits for its result"
+    comparison.observed(Computation(by[2].slot, 2, "a"), chained(["d0", "right"]))
+    assert comparison.diverged.keys() == {by[1].slot}
+
+
+def test_a_replica_that_has_ended_is_not_named() -> None:
+    """Its result was wrong, but nothing has to be replaced."""
+    comparison = disputed()
+    comparison.forget(REPLICAS[1])
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert not comparison.diverged
+
+
+def test_a_replica_that_is_about_to_compute_again_is_named() -> None:
+    comparison = disputed()
+    comparison.request_recomputation(LEFT, [computation(0), computation(1)], now=0.0)
+    comparison.observed(Computation(Slot("left", 0, 2), 1, "c"), chained(["d0", "right"]))
+    assert comparison.diverged.keys() == {REPLICAS[1]}
+    assert comparison.boot_to_restart(REPLICAS[1]) is None
 
 
 def test_a_replica_that_changes_its_result_has_diverged() -> None:
@@ -197,6 +232,32 @@ def test_a_checkpoint_of_a_later_epoch_ends_the_dispute_and_nobody_goes_on_witho
     assert not comparison.is_untrusted(REPLICAS[1])
     comparison.observed(computation(0, boot="b"), {}, restored_from=7)
     assert not comparison.is_untrusted(REPLICAS[0])
+
+
+def alone_and_then_superseded(agreed: list[str], checkpoint: int) -> DigestComparison:
+    """Replica 0 has computed all, and another one the first epochs. Its successor differs, and
+    computes again from a checkpoint beyond that."""
+    comparison = DigestComparison()
+    digests = [f"d{e}" for e in range(12)]
+    comparison.observed(computation(0), chained(digests))
+    comparison.observed(computation(1), chained(agreed))
+    comparison.committed(computation(0), checkpoint)
+    comparison.forget(REPLICAS[1])
+    comparison.observed(computation(1, 2), chained([*digests[:5], "other"]), restored_from=-1)
+    comparison.observed(computation(1, 2, "b"), {}, restored_from=checkpoint)
+    assert not comparison.disputes
+    return comparison
+
+
+def test_a_checkpoint_that_one_replica_computed_decides_nothing_silently() -> None:
+    comparison = alone_and_then_superseded(["d0", "d1"], checkpoint=8)
+    (found,) = comparison.unverified
+    assert (found.partition, found.agreed_through, found.checkpoint) == (LEFT, 4, 8)
+
+
+def test_a_checkpoint_that_two_replicas_computed_ends_a_dispute_for_good() -> None:
+    comparison = alone_and_then_superseded([f"d{e}" for e in range(10)], checkpoint=8)
+    assert not comparison.unverified
 
 
 @pytest.mark.parametrize("again", ["right", "wrong"])
@@ -334,6 +395,136 @@ def test_readers_of_a_contradicted_result_compute_again() -> None:
     world.run_epochs(8)
     assert world.reports[-1]["inconsistent"] == []
     assert world.store[-1].epoch > newest
+
+
+SOURCE, AGG = Partition("src", 0), Partition("agg", 0)
+READERS = (Slot("agg", 0, 0), Slot("agg", 0, 1))
+
+
+@built_once
+def readers(replicas: int = 2) -> World:
+    """Replicas that read a source, and agree."""
+    parts = (
+        SimulatedSegment("src", replicas=2),
+        SimulatedSegment("agg", ("src",), replicas=replicas, query=True),
+    )
+    world = World(parts)
+    world.start_all()
+    world.run_epochs(10)
+    return world
+
+
+def source_was_wrong(world: World, epoch: int) -> None:
+    """All that read the source compute again."""
+    source = world.tasks[Slot("src", 0, 0)]
+    source.contradiction = Contradiction(epoch=epoch, message="epoch differs")
+    world.poll(source.slot)
+
+
+def test_what_agreed_on_a_wrong_input_has_not_agreed() -> None:
+    world = readers()
+    comparison = world.coordinator.containment.comparison
+    assert comparison.witnessed(AGG) == world.head
+    source_was_wrong(world, world.head - 1)
+    assert comparison.witnessed(AGG) == comparison.witnessed(SOURCE) == world.head - 2
+
+
+def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
+    """Computed again, the results of the replica that leads are wrong."""
+    world = readers()
+    world.run_epochs(3)  # the next checkpoint is at 15
+    for _ in range(3):
+        world.release_epoch()
+        for slot in world.tasks:
+            world.work(slot, 1)
+    for slot in READERS:
+        world.poll(slot)
+    source_was_wrong(world, 13)
+    leads = world.tasks[READERS[0]]
+    leads.corruption, leads.corrupt_from = "!", 14
+    for _ in range(3):
+        world.poll_round()
+        for slot in READERS:
+            world.work(slot, 1)
+    world.poll_round()
+    world.run_with_idle(READERS[1], 6)
+    assert leads.state_corruption == "!"
+    assert world.store[-1].entries["src/0"][0].epoch > 11
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_results_of_a_wrong_input_decide_nothing_after_it() -> None:
+    """Neither those of boots that have ended."""
+    world = readers()
+    both = [world.tasks[slot] for slot in READERS]
+    for task, corruption in zip(both, "!?", strict=True):
+        task.corruption, task.corrupt_from = corruption, world.head + 1
+    world.release_epoch()
+    while [task.boot for task in both] != [1, 1]:
+        for slot in world.tasks:
+            world.work(slot, 8)
+        world.poll_round()
+    (dispute,) = world.coordinator.containment.comparison.disputes.values()
+    assert dispute.repeated == {READERS[1]}
+    for task in both:
+        task.corruption = ""
+    source_was_wrong(world, world.head)
+    world.run_epochs(4)
+    assert world.reports[-1]["diverged"] == []
+    assert world.reports[-1]["inconsistent"] == ["src/0: epoch differs"]
+
+
+def test_a_verdict_from_results_of_a_wrong_input_does_not_count() -> None:
+    """The one that was named may have been the only one that had read the right input."""
+    world = readers(replicas=3)
+    wrong = [world.tasks[slot] for slot in READERS]
+    for task in wrong:
+        task.corruption = "!"
+    world.run_epochs(1)
+    assert world.reports[-1]["diverged"] == ["agg/0/2"]
+    for task in wrong:
+        task.corruption = ""
+    source_was_wrong(world, world.head)
+    assert not world.coordinator.containment.comparison.diverged
+    world.run_epochs(4)
+    assert world.reports[-1]["diverged"] == []
+    assert not [task for task in world.tasks.values() if task.state_corruption]
+
+
+def test_readers_of_a_replica_that_differs_from_the_checkpoint_compute_again() -> None:
+    """The replica that saved it has died, and nobody else has computed what they read."""
+    world = started()
+    wrong = world.tasks[REPLICAS[1]]
+    wrong.frozen, world.hold_writes = True, True
+    world.run_epochs(2)  # the manifest with the entry at 11 is being written
+    world.kill(REPLICAS[0])
+    wrong.frozen, world.hold_writes = False, False
+    wrong.corruption, wrong.corrupt_from = "!", 10
+    world.poll_rounds(2)  # now it saves
+    world.run_epochs(2)
+    assert world.tasks[BOTH].state_corruption == "!"
+    world.release_writes()
+    assert world.store[-1].entries[LEFT.key][0].object == "left/0@11"
+    world.run_epochs(1)
+    assert world.reports[-1]["diverged"] == [REPLICAS[1].key]
+    for slot in REPLICAS:
+        world.start_task(slot)
+    world.run_epochs(8)
+    assert world.tasks[BOTH].boot == 1
+    assert world.tasks[BOTH].state_corruption == ""
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+@pytest.mark.parametrize(("through", "untrusted"), [(8, [3]), (5, [])])
+def test_what_another_replica_has_agreed_with_is_right_although_the_state_differs(
+    through: int, untrusted: list[int]
+) -> None:
+    comparison = DigestComparison()
+    digests = [f"d{e}" for e in range(9)]
+    comparison.observed(computation(0), chained(digests[:6]))
+    comparison.observed(computation(1), chained(digests[: through + 1]))
+    comparison.checkpoint_differed(REPLICAS[1], incarnation=1, epoch=3)
+    assert [found.after for found in comparison.take_untrusted()] == untrusted
 
 
 def test_sinks_wait_while_replicas_disagree() -> None:
@@ -706,6 +897,49 @@ def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     assert entry.epoch <= second.state_epoch < first.state_epoch
     world.run_with_idle(REPLICAS[1], 24)
     assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch
+
+
+def returning(epochs: int) -> World:
+    """Replica 1 is lost, and replica 0 is wrong from then on. The successor of replica 1 has
+    computed some epochs, and is five behind."""
+    world = World(DIAMOND, interval_epochs=8)
+    world.start_all()
+    world.run_epochs(13 + epochs)
+    world.kill(REPLICAS[1])
+    wrong = world.tasks[REPLICAS[0]]
+    wrong.corruption, wrong.corrupt_from = "!", world.head + 1
+    world.start_task(REPLICAS[1])
+    world.run_with_idle(REPLICAS[1], 1)
+    for _ in range(epochs):
+        world.work(REPLICAS[1], 1)
+        world.poll_round()
+    return world
+
+
+def test_a_checkpoint_waits_for_a_replica_that_has_almost_caught_up() -> None:
+    world = returning(epochs=1)
+    assert world.tasks[REPLICAS[1]].phase is TaskPhase.CATCHING_UP
+    for _ in range(10):
+        world.run_with_idle(REPLICAS[1], 1)
+        world.work(REPLICAS[1], 1)
+        world.poll_round()
+    world.run_epochs(20)
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_a_checkpoint_of_one_replica_that_ends_a_dispute_is_reported() -> None:
+    """All go on from it: nothing can show any more that it is wrong."""
+    world = returning(epochs=0)
+    world.run_with_idle(REPLICAS[1], 4)
+    for _ in range(20):
+        world.run_with_idle(REPLICAS[1], 1)
+        world.work(REPLICAS[1], 1)
+        world.poll_round()
+    world.run_epochs(10)
+    assert [world.tasks[slot].state_corruption for slot in REPLICAS] == ["!", "!"]
+    (text,) = world.reports[-1]["inconsistent"]
+    assert text.startswith("left/0: replicas disagreed")
+    assert text.endswith("results after epoch 12 may be wrong")
 
 
 @pytest.mark.parametrize("interval_epochs", [1, 2, 4])

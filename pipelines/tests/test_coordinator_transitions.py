@@ -31,6 +31,7 @@ EVENTS = st.one_of(
     ),
     st.tuples(st.just("forget"), COMPUTATIONS),
     st.tuples(st.just("discard"), COMPUTATIONS),
+    st.tuples(st.just("input_was_wrong"), st.lists(COMPUTATIONS, max_size=3)),
     st.tuples(st.just("inherited"), COMPUTATIONS, st.sampled_from(["", "x", "y"])),
     st.tuples(st.just("recompute"), st.lists(COMPUTATIONS, max_size=3), st.integers(0, 200)),
     st.tuples(st.just("configured"), st.integers(1, 3)),
@@ -49,6 +50,8 @@ def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
             comparison.forget(by.slot)
         case ("discard", Computation() as by):
             comparison.discard([by])
+        case ("input_was_wrong", list(running)):
+            comparison.input_was_wrong(LEFT, running)
         case ("inherited", Computation() as by, str(digest)):
             disputed = {3: EpochDigests(digest=digest)} if digest else {}
             comparison.containment_inherited(by, 2, disputed)

@@ -86,7 +86,7 @@ DISPUTE_MUTANTS: Mapping[str, Mutant] = {
         Containment, "may_have_wrong_files", _compares_no_files
     ),
     "a new coordinator does not go on with a dispute": replaced(
-        Containment, "inherited", _inherits_nothing
+        Containment, "keep_contained", _inherits_nothing
     ),
     "a replica that is known to be wrong stays": replaced(slots, "has_diverged", _replaces_none),
 }

@@ -52,6 +52,16 @@ class UntrustedOutput:
     after: int
 
 
+@dataclass(frozen=True, slots=True)
+class UnverifiedCheckpoint:
+    """Replicas disagree after `agreed_through`, and go on from the state of a later epoch,
+    `checkpoint`, which two of them are not known to have computed."""
+
+    partition: Partition
+    agreed_through: int
+    checkpoint: int
+
+
 @dataclass(slots=True)
 class _Record:
     """The results of one computation; `reported`: those of its last response. `copied_through`: it
@@ -83,6 +93,8 @@ class DigestComparison:
         self._restarts: dict[Slot, Computation] = {}  # boots that have to compute again
         self._requested_at: dict[Partition, float] = {}  # when it was last to be computed again
         self._untrusted: list[UntrustedOutput] = []
+        self._verified: dict[Partition, int] = {}  # newest checkpoint that two have computed
+        self._unverified: dict[Partition, UnverifiedCheckpoint] = {}  # the first of each
         # Boots whose contradiction, or inherited containment, has been processed.
         self._contradicted: dict[Slot, Computation] = {}
         self._inherited: dict[Slot, Computation] = {}
@@ -98,6 +110,11 @@ class DigestComparison:
     @property
     def disputes(self) -> Mapping[Partition, Dispute]:
         return self._disputes
+
+    @property
+    def unverified(self) -> tuple[UnverifiedCheckpoint, ...]:
+        """Checkpoints from which replicas go on, although they do not agree on them."""
+        return tuple(found for _, found in sorted(self._unverified.items()))
 
     def is_untrusted(self, slot: Slot) -> bool:
         """Whether readers must not read it: diverged, disputed, or about to compute again."""
@@ -248,9 +265,13 @@ class DigestComparison:
         message = f"its state after epoch {epoch} differs from the checkpoint's"
         self._mark_diverged(slot, incarnation, message)
         partition = partition_of(slot)
-        if self._discard_copies(partition):  # its results were compared with those of copies only
-            after = min(self.witnessed(partition), epoch)
-            self._untrusted.append(UntrustedOutput(partition, after))
+        record = self._records.get(partition, {}).get(slot)
+        if record is not None:  # otherwise its results count no more
+            self._go_on_from(partition, epoch, min(self.witnessed(partition), epoch - 1))
+        agreed = record.witnessed if record is not None else NO_EPOCH
+        has_copies = bool(self._discard_copies(partition))  # some may be of this replica's state
+        if record is None or agreed < max(record.digests, default=epoch) or has_copies:
+            self._untrusted.append(UntrustedOutput(partition, min(agreed, epoch)))
 
     def discard(self, computations: Iterable[Computation]) -> None:
         """These computations may have read a wrong epoch: their replicas compute again, and their
@@ -264,6 +285,22 @@ class DigestComparison:
             if dispute is not None and dispute.is_party(computation):
                 self._disputes[partition] = dispute.without(computation)
                 self._requested_at.pop(partition, None)
+
+    def input_was_wrong(self, partition: Partition, running: Sequence[Computation]) -> None:
+        """All results of a partition may come from a wrong input, also those of boots that have
+        ended: none counts any more, nor what they have decided."""
+        self.discard(running)
+        for computation in running:
+            self._diverged.pop(computation.slot, None)
+        if partition in self._disputes:
+            self._disputes[partition] = self._disputes[partition].without_results()
+            self._requested_at.pop(partition, None)
+
+    def distrust(self, partition: Partition, after: int) -> None:
+        """What two computations agreed on after this epoch may be wrong, or have a wrong input:
+        what its replicas compute again has to agree again."""
+        if partition in self._witnessed:
+            self._witnessed[partition] = min(self._witnessed[partition], after)
 
     def forget(self, slot: Slot) -> None:
         """The slot's task ended or was replaced. Its results in an open dispute still count."""
@@ -295,7 +332,7 @@ class DigestComparison:
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
-        if any(not dispute.is_party(c) for c in alive):
+        if any(not dispute.is_party(c) and c.slot not in self._diverged for c in alive):
             self._requested_at.setdefault(partition, now)  # it has not reached the epoch yet
         requested_at = self._requested_at.get(partition)
         if requested_at is not None and now - requested_at < RECOMPUTATION_TIMEOUT_S:
@@ -403,7 +440,8 @@ class DigestComparison:
         return record.copied_through > max(record.witnessed, record.committed)
 
     def _match_committed(self, partition: Partition) -> None:
-        """Mark the computations that have the results of the committed checkpoint."""
+        """Mark the computations that have the results of the committed checkpoint, and the
+        checkpoint if two of them do."""
         if partition not in self._committed:
             return
         epoch, committed = self._committed[partition]
@@ -411,6 +449,8 @@ class DigestComparison:
             found = record.digests.get(epoch)
             if found is not None and found.agrees(committed, "chained"):
                 record.committed = epoch
+                if record.witnessed >= epoch:
+                    self._verified[partition] = epoch
 
     def _discard_copies(
         self, partition: Partition, correct: Sequence[Result] = ()
@@ -430,13 +470,15 @@ class DigestComparison:
     def _decide(
         self, partition: Partition, computation: Computation, restored_from: int | None
     ) -> None:
-        """Decide the partition's dispute by a computation that is not a party to it."""
+        """Decide the partition's dispute by a computation that is not a party to it, of a replica
+        that has not diverged."""
         dispute = self._disputes.get(partition)
-        if dispute is None or dispute.is_party(computation):
+        if dispute is None or dispute.is_party(computation) or computation.slot in self._diverged:
             return
         if restored_from is not None and restored_from >= dispute.epoch:
             self._end(partition, DisputeEvent.SUPERSEDED)
             self.discard(self._running(dispute))
+            self._go_on_from(partition, restored_from, dispute.agreed_through)
             return
         found = self._records[partition][computation.slot].digests.get(dispute.epoch)
         if found is None:
@@ -464,6 +506,13 @@ class DigestComparison:
             self._continue(dispute.with_difference(computation, found, own))
         elif not any(dispute.is_party(r.computation) for r in self._records[partition].values()):
             self._end(partition, DisputeEvent.NOT_COMPARABLE)
+
+    def _go_on_from(self, partition: Partition, checkpoint: int, agreed_through: int) -> None:
+        """Replicas that disagree after `agreed_through` go on from a committed checkpoint. If only
+        one of them has computed it, nobody knows whether it is right, and nothing will show it."""
+        if checkpoint > self._verified.get(partition, NO_EPOCH):
+            found = UnverifiedCheckpoint(partition, agreed_through, checkpoint)
+            self._unverified.setdefault(partition, found)
 
     def _running(self, dispute: Dispute) -> list[Computation]:
         """The parties that are the current boots of their slots."""
@@ -493,9 +542,11 @@ class DigestComparison:
     def _mark_all_diverged(
         self, wrong: Iterable[Computation], epoch: int, matching: Computation
     ) -> None:
+        """Only those that still run: what has ended need not be replaced."""
         for computation in wrong:
             record = self._records[partition_of(computation.slot)].get(computation.slot)
-            if record is None or record.computation.incarnation == computation.incarnation:
+            current = record.computation if record else self._restarts.get(computation.slot)
+            if current is not None and current.incarnation == computation.incarnation:
                 other = f"replica {matching.slot.replica} and one other computation have"
                 message = f"its epoch {epoch} differs from what {other}"
                 self._mark_diverged(computation.slot, computation.incarnation, message)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.agreement.comparison import DigestComparison, UnverifiedCheckpoint
 from rekindle.coordinator.agreement.disputes import Dispute
 from rekindle.coordinator.agreement.results import (
     Computation,
@@ -24,7 +24,7 @@ from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Co
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
+from rekindle.protocol import CheckpointDone, PollResponse
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 
@@ -171,9 +171,9 @@ class Containment:
     ) -> list[CheckpointDone]:
         """The entries of a task that may be committed: no entry if the replica is untrusted;
         otherwise those at epochs whose result two replicas have computed, or on which all other
-        Live replicas agree with it, including copies, except replicas that are far behind. (It is
-        not enough that a donor and its copy agree: a third replica, a few epochs behind, may show
-        that both are wrong.)"""
+        replicas agree with it, including copies and those that catch up, except replicas that are
+        far behind. (It is not enough that a donor and its copy agree: a third replica, a few epochs
+        behind, may show that both are wrong.)"""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
@@ -183,7 +183,7 @@ class Containment:
         others = [
             (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
             for t in replicas.get(partition, ())
-            if t.slot != slot and t.response and t.phase == TaskPhase.LIVE and not is_suspected(t)
+            if t.slot != slot and t.response and t.phase.serves and not is_suspected(t)
             if t.response.chained  # without digests there is nothing to agree with
         ]
         return [
@@ -203,9 +203,11 @@ class Containment:
         return found + [_describe(d, generation) for d in self.comparison.disputes.values()]
 
     def inconsistent(self, generation: Generation | None, tasks: Iterable[Task]) -> tuple[str, ...]:
-        """Disputes, logs that were wrong, and files that were written with other rows."""
+        """Disputes and what they left undecided, logs that were wrong, and files that were written
+        with other rows."""
         tasks = tuple(tasks)
         disputes = [_describe(d, generation) for d in self.comparison.disputes.values()]
+        disputes += [_describe_unverified(u, generation) for u in self.comparison.unverified]
         disputes += [
             f"{_where(task.partition, generation)}: {task.response.contradiction.message}"
             for task in tasks
@@ -239,13 +241,11 @@ class Containment:
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
-            self.comparison.discard(
-                c
-                for task in tasks
-                # All replicas of readers: they read ahead, and have logs of earlier boots.
-                if task.partition in readers
-                for c in _computations(task)
-            )
+                self.comparison.distrust(partition, untrusted.after)
+            # All replicas of readers: they read ahead, and have logs of earlier boots.
+            for reader in readers:
+                found = [c for t in tasks if t.partition == reader for c in _computations(t)]
+                self.comparison.input_was_wrong(reader, found)
         self.update(graph)
 
 
@@ -270,6 +270,14 @@ def _describe(dispute: Dispute, generation: Generation | None) -> str:
         f"{where}: replicas disagree on epoch {dispute.epoch}; it is computed again from the "
         "committed checkpoint, and nothing is written after epoch "
         f"{dispute.agreed_through} meanwhile"
+    )
+
+
+def _describe_unverified(unverified: UnverifiedCheckpoint, generation: Generation | None) -> str:
+    return (
+        f"{_where(unverified.partition, generation)}: replicas disagreed, and go on from the "
+        f"checkpoint of epoch {unverified.checkpoint}, which only one of them may have computed: "
+        f"results after epoch {unverified.agreed_through} may be wrong"
     )
 
 

@@ -36,8 +36,8 @@ class DisputeEvent(StrEnum):
     SECOND_DIFFERS = "a new result differs from the only one"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
-    SUPERSEDED = "a trusted checkpoint is beyond the epoch, and parties compute again from it"
-    DISCARDED = "a party has to compute again, since it may have read a wrong epoch"
+    SUPERSEDED = "a committed checkpoint is beyond the epoch, and parties compute again from it"
+    DISCARDED = "results count no more, since they may come from a wrong input"
     NOT_COMPARED = "the partition has one replica"
     NOT_COMPARABLE = "all computed again, from a checkpoint with another base of chained digests"
     PARTIES_GONE = "all parties ended"
@@ -127,6 +127,16 @@ class Dispute:
             results=tuple((c, digests) for c, digests in self.results if c != computation),
             repeated=self.repeated - {computation.slot},
             contradicted=self.contradicted - {computation.slot},
+        )
+
+    def without_results(self) -> Dispute:
+        """No result counts any more, nor what they said of replicas and nodes."""
+        return replace(
+            self.step(DisputeEvent.DISCARDED),
+            results=(),
+            repeated=frozenset(),
+            contradicted=frozenset(),
+            replaced=frozenset(),
         )
 
     def with_first(self, computation: Computation, digests: EpochDigests) -> Dispute:
