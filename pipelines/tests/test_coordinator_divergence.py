@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from coordinator_world import DIAMOND, World, next_polls, started
 from hypothesis import given
@@ -263,6 +265,70 @@ def test_a_node_that_was_replaced_for_a_dispute_is_another_witness() -> None:
     assert comparison.diverged.keys() == {REPLICAS[0]}
 
 
+def on_node(computation: Computation, node: str) -> Computation:
+    return replace(computation, node=node)
+
+
+def replaced_on_a_node(node: str) -> DigestComparison:
+    """Both repeat their results; replica 1, of node-1, is replaced and runs on `node`, where its
+    result is still that of node-1."""
+    comparison = DigestComparison()
+    for boot in "ab":
+        for replica, result in enumerate(("right", "wrong")):
+            by = on_node(computation(replica, boot=boot), f"node-{replica}")
+            comparison.observed(by, chained(["d0", result]))
+    both = [computation(0, boot="b"), computation(1, boot="b")]
+    comparison.request_recomputation(LEFT, both, now=0.0)
+    assert comparison.diverged.keys() == {REPLICAS[1]}
+    comparison.forget(REPLICAS[1])
+    by = on_node(computation(1, incarnation=2), node)
+    comparison.observed(by, chained(["d0", "wrong"]))
+    return comparison
+
+
+def test_a_replaced_replica_on_the_same_node_decides_nothing() -> None:
+    comparison = replaced_on_a_node("node-1")
+    assert not comparison.diverged
+    assert LEFT in comparison.disputes
+    both = [computation(0, boot="b"), computation(1, incarnation=2)]
+    comparison.request_recomputation(LEFT, both, now=1.0)
+    assert comparison.diverged.keys() == {REPLICAS[1]}, "it is replaced until another node decides"
+    comparison.forget(REPLICAS[1])
+    by = on_node(computation(1, incarnation=3), "node-2")
+    comparison.observed(by, chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert not comparison.diverged
+
+
+def test_a_replaced_replica_on_another_node_decides() -> None:
+    comparison = replaced_on_a_node("node-2")
+    assert comparison.diverged.keys() == {REPLICAS[0]}
+
+
+def test_a_lost_replica_that_runs_on_another_node_decides() -> None:
+    comparison = DigestComparison()
+    for replica, result in enumerate(("right", "wrong")):
+        by = on_node(computation(replica), f"node-{replica}")
+        comparison.observed(by, chained(["d0", result]))
+    comparison.forget(REPLICAS[1])
+    by = on_node(computation(1, incarnation=2), "node-2")
+    comparison.observed(by, chained(["d0", "right"]))
+    assert not comparison.disputes
+
+
+def test_a_node_is_one_witness_whichever_replica_runs_on_it() -> None:
+    comparison = DigestComparison()
+    for replica, result in enumerate(("right", "wrong")):
+        by = on_node(computation(replica), f"node-{replica}")
+        comparison.observed(by, chained(["d0", result]))
+    for slot in REPLICAS:
+        comparison.forget(slot)
+    by = on_node(computation(0, incarnation=2), "node-1")
+    comparison.observed(by, chained(["d0", "wrong"]))
+    assert not comparison.diverged
+    assert LEFT in comparison.disputes
+
+
 def test_only_one_replica_computes_again_at_a_time() -> None:
     comparison = disputed()
     both = [computation(0), computation(1)]
@@ -412,6 +478,27 @@ def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
     assert world.reports[-1]["diverged"] == [REPLICAS[0].key]
 
 
+def test_a_faulty_node_is_not_trusted_because_its_replica_was_replaced() -> None:
+    """Replica 1 is on it, and so is the first pod that replaces it."""
+    world = started()
+    world.nodes = {slot: f"node-{slot.index}" for slot in REPLICAS}
+    world.list_pods()
+    world.tasks[REPLICAS[1]].corruption = "!"
+    replaced = []
+    for _ in range(40):
+        world.run_epochs(1)
+        for key in world.reports[-1]["diverged"]:
+            replaced.append(key)
+            slot = next(slot for slot in REPLICAS if slot.key == key)
+            is_another = len(replaced) > 1
+            world.nodes[slot] = "node-2" if is_another else f"node-{slot.index}"
+            world.start_task(slot).corruption = "" if is_another else "!"
+    assert replaced == [REPLICAS[1].key] * 2
+    assert world.reports[-1]["inconsistent"] == []
+    assert world.store[-1].epoch > world.head - 8
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
 @pytest.mark.parametrize("corrupt", [0, 1])
 def test_a_node_that_becomes_wrong_is_replaced(corrupt: int) -> None:
     world = started()
@@ -534,6 +621,19 @@ def test_one_that_is_left_and_contradicts_itself_is_replaced() -> None:
     comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
     assert comparison.diverged.keys() == {OLD.slot}
     assert LEFT in comparison.disputes
+
+
+def test_one_that_is_left_is_accepted_if_its_node_is_the_only_one() -> None:
+    """Its next incarnation runs on the same node, so it is no second witness."""
+    comparison = one_remains(OLD)
+    comparison.observed(on_node(again(OLD, "b"), "node"), chained(["d0", "third"]))
+    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
+    comparison.forget(OLD.slot)
+    successor = replace(OLD, incarnation=2, node="node")
+    comparison.observed(successor, chained(["d0", "third"]))
+    comparison.request_recomputation(LEFT, [successor], now=2.0, listed=[OLD.slot])
+    assert not comparison.disputes
+    assert not comparison.is_untrusted(OLD.slot)
 
 
 def test_nobody_is_accepted_while_another_one_is_to_start() -> None:

@@ -5,8 +5,8 @@ partition is disputed (`disputes`), and one of its replicas has to compute again
 checkpoint. Two equal results of three decide; the third replica has diverged, and is not compared
 until its slot has a new incarnation.
 
-A replica that repeats its own result decides nothing, since its node may be faulty; nor does its
-next incarnation on the same node. Then the other replica computes again. If that one repeats its
+A replica that repeats its own result decides nothing, since its node may be faulty; nor does any
+later incarnation on the same node. Then the other replica computes again. If that one repeats its
 result too, one of them is replaced, so that a third node decides. A replica that contradicts its
 own result is replaced in the same way, if another one has repeated its result. If all contradict
 themselves, or a new node agrees with none, the operator is not deterministic, and the dispute stays
@@ -320,7 +320,7 @@ class DigestComparison:
     def _settle_alone(self, dispute: Dispute, computation: Computation) -> None:
         """Only one is left, and it has computed again. If it repeats itself, its results are
         accepted, as those of any single replica; if not, a new incarnation of it decides."""
-        if computation.slot not in dispute.contradicted:
+        if computation.slot in dispute.repeated:
             self._end(dispute.partition, DisputeEvent.NOT_COMPARED)
             return
         self._disputes[dispute.partition] = dispute.with_replaced(computation)

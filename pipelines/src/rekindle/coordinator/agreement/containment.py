@@ -86,7 +86,7 @@ class Containment:
         committer: Committer,
     ) -> bool:
         """Compare the digests of a response; True if the state of a replica or dispute changed."""
-        computation = Computation(slot, response.task.incarnation, response.boot_id)
+        computation = _computation(slot, response, tasks)
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
         digests = self._digests_in(slot, response)
@@ -123,7 +123,7 @@ class Containment:
         contained = response.contained
         if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
             return False
-        computation = Computation(slot, response.task.incarnation, response.boot_id)
+        computation = _computation(slot, response, tasks)
         digests = epoch_digests(response)
         disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
         listed = [task.slot for task in tasks]
@@ -253,7 +253,14 @@ def _computations(task: Task) -> list[Computation]:
     """The computation of a task, if it has one."""
     if task.response is None or not task.pod.may_be_running:
         return []
-    return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]
+    return [Computation(task.slot, task.pod.incarnation, task.response.boot_id, task.pod.node)]
+
+
+def _computation(slot: Slot, response: PollResponse, tasks: Membership) -> Computation:
+    """The computation that a response is from."""
+    task = tasks.find(slot, response.task.incarnation)
+    node = task.pod.node if task is not None else None
+    return Computation(slot, response.task.incarnation, response.boot_id, node)
 
 
 def _describe(dispute: Dispute, generation: Generation | None) -> str:

@@ -9,7 +9,7 @@ Design: docs/design/coordinator.md#when-replicas-disagree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rekindle.protocol import PollResponse
 from rekindle.streams.digest import same_base
@@ -18,11 +18,13 @@ from rekindle.topology.model import Slot
 
 @dataclass(frozen=True, slots=True, order=True)
 class Computation:
-    """One boot of a replica: one process that computes from one restore point."""
+    """One boot of a replica: one process that computes from one restore point. `node`: on which it
+    runs; None if it is not known."""
 
     slot: Slot
     incarnation: int
     boot: str
+    node: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
