@@ -739,6 +739,34 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> N
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
+def test_a_new_coordinator_holds_back_what_nobody_has_computed_again_yet(corrupt: int) -> None:
+    """Replica 0 is lost, so that no task has a result of the disputed epoch."""
+    world = disputed_while_one_computes_again(corrupt)
+    before = next_polls(world)[REPLICAS[1]].sinks_through
+    assert before is not None
+    world.kill(REPLICAS[0])
+    world.start_coordinator()
+    world.run_with_idle(REPLICAS[1], 2)
+    assert {next_polls(world)[slot].sinks_through for slot in (REPLICAS[1], BOTH)} == {before}
+    world.run_epochs(4)
+    assert next_polls(world)[BOTH].sinks_through == before
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_a_dispute_that_a_new_coordinator_knows_without_results_ends() -> None:
+    world = disputed_while_one_computes_again(1)
+    world.kill(REPLICAS[0])
+    world.start_coordinator()
+    world.run_with_idle(REPLICAS[1], 2)
+    world.tasks[REPLICAS[1]].corruption = ""
+    world.start_task(REPLICAS[0])
+    world.run_epochs(16)
+    assert world.reports[-1]["inconsistent"] == []
+    assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
+    assert world.store[-1].epoch > world.head - 8
+
+
+@pytest.mark.parametrize("corrupt", [0, 1])
 def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> None:
     world = disputed_while_one_computes_again(corrupt)
     world.start_coordinator()

@@ -221,12 +221,12 @@ class DigestComparison:
         self,
         computation: Computation,
         after: int,
-        disputed: Mapping[int, EpochDigests],
+        disputed: Mapping[int, EpochDigests | None],
         listed: Iterable[Slot] = (),
     ) -> bool:
-        """An older coordinator has contained the results of a boot after an epoch; `disputed`: the
-        boot's results of epochs about which replicas disagree; `listed`: slots of the tasks that
-        exist. True if this is new."""
+        """An older coordinator has contained the results of a boot after an epoch; `disputed`:
+        epochs about which replicas disagree, each with the boot's result, if it has one; `listed`:
+        slots of the tasks that exist. True if this is new."""
         if self._inherited.get(computation.slot) == computation:
             return False
         self._inherited[computation.slot] = computation
@@ -238,8 +238,9 @@ class DigestComparison:
             return False
         else:
             epoch = min(disputed)
-            result = (computation, disputed[epoch])
-            self._disputes[partition] = Dispute(partition, after, epoch, "chained", (result,))
+            result = disputed[epoch]
+            results = ((computation, result),) if result is not None else ()
+            self._disputes[partition] = Dispute(partition, after, epoch, "chained", results)
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
 

@@ -118,14 +118,16 @@ class Containment:
         committer: Committer,
     ) -> bool:
         """Contain the results of a task that an older coordinator has contained; True if this
-        changed the state of a replica or dispute. Nothing is done while the task has computed none
-        of these epochs."""
+        changed the state of a replica or dispute. Nothing is done while a task of a partition that
+        is not disputed has computed none of these epochs."""
         contained = response.contained
-        if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
+        if contained is None:
+            return False
+        if not contained.disputed and max(response.digests, default=NO_EPOCH) <= contained.after:
             return False
         computation = _computation(slot, response, tasks)
         digests = epoch_digests(response)
-        disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
+        disputed = {epoch: digests.get(epoch) for epoch in contained.disputed}
         listed = [task.slot for task in tasks]
         if not self.comparison.containment_inherited(
             computation, contained.after, disputed, listed
