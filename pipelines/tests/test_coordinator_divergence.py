@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, DigestComparison
+from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
-from rekindle.coordinator.model import Partition
-from rekindle.protocol import Contradiction, PollResponse
+from rekindle.coordinator.checkpoints.committer import Committer
+from rekindle.coordinator.model import Partition, Pod
+from rekindle.coordinator.tasks.membership import Membership
+from rekindle.protocol import (
+    CheckpointDone,
+    Contained,
+    Contradiction,
+    PollResponse,
+    TaskPhase,
+    TaskRef,
+)
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
@@ -447,6 +457,17 @@ def test_new_pods_compare_files_that_may_be_wrong(corrupt: int, is_coordinator_n
     assert not any(poll.compare_files for poll in next_polls(world).values()), "they have started"
 
 
+def test_replicas_learn_in_which_digest_they_disagree() -> None:
+    """They report it to the next coordinator."""
+    world = started()
+    world.tasks[REPLICAS[1]].corruption = "!"
+    world.run_epochs(1)
+    polls = next_polls(world)
+    given = {polls[slot].disputed_digest for slot in REPLICAS}
+    assert given == {"chained"}
+    assert polls[BOTH].disputed_digest is None
+
+
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"
@@ -780,6 +801,60 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> N
     assert world.store[-1].entries[LEFT.key][0].epoch > world.head - 8
     assert not [name for name in committed_objects(world) if "!" in name]
     assert world.reports[-1]["inconsistent"] == []
+
+
+def response_of(
+    by: Computation,
+    phase: TaskPhase,
+    results: dict[int, EpochDigests],
+    contained: Contained | None = None,
+) -> PollResponse:
+    slot = by.slot
+    ref = TaskRef(
+        segment=slot.segment,
+        partition=slot.partition,
+        replica=slot.replica,
+        incarnation=by.incarnation,
+    )
+    return PollResponse(
+        task=ref,
+        boot_id=by.boot,
+        fence=2,
+        phase=phase,
+        digests={e: found.digest for e, found in results.items() if found.digest},
+        chained={e: found.chained for e, found in results.items() if found.chained},
+        checkpoints=tuple(
+            CheckpointDone(epoch=e, object=f"{slot.key}@{e}", digest=found.state, bytes=1)
+            for e, found in results.items()
+            if found.state
+        ),
+        contained=contained,
+    )
+
+
+@pytest.mark.parametrize("state", ["s", "t"])
+def test_a_new_coordinator_waits_for_the_state_that_is_disputed(state: str) -> None:
+    """Replica 1 had another state than replica 0, whose output is the same, and computes again."""
+    containment = Containment()
+    containment.comparison.configured({LEFT: 2})
+    tasks = Membership()
+    pods = (Pod(s.key, s, 1, s.key, may_be_running=True, was_ready=True) for s in REPLICAS)
+    tasks.pods_listed(pods, 0.0)
+    contained = Contained(after=4, disputed=(5,), disputed_digest="state")
+
+    def answered(by: Computation, found: str | None, contained: Contained | None = None) -> None:
+        results = {5: EpochDigests("-1:c", "d", found)}
+        response = response_of(by, TaskPhase.LIVE, results, contained)
+        context = (tasks, None, Committer(2))
+        containment.keep_contained(by.slot, response, *context)
+        containment.observed(by.slot, response, *context)
+
+    answered(computation(0), "s", contained)
+    answered(computation(1, boot="b"), None)
+    assert containment.comparison.disputes[LEFT].digest_name == "state"
+    assert containment.comparison.witnessed(LEFT) < 5
+    answered(computation(1, boot="b"), state)
+    assert (LEFT in containment.comparison.disputes) == (state == "t")
 
 
 def test_readers_that_are_discovered_late_compute_again() -> None:

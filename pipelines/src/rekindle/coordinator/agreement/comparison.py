@@ -223,10 +223,12 @@ class DigestComparison:
         after: int,
         disputed: Mapping[int, EpochDigests | None],
         listed: Iterable[Slot] = (),
+        digest_name: str = "chained",
     ) -> bool:
         """An older coordinator has contained the results of a boot after an epoch; `disputed`:
-        epochs about which replicas disagree, each with the boot's result, if it has one; `listed`:
-        slots of the tasks that exist. True if this is new."""
+        epochs about which replicas disagree, each with the boot's result, if it has one;
+        `digest_name`: in which digest; `listed`: slots of the tasks that exist. True if this is
+        new."""
         if self._inherited.get(computation.slot) == computation:
             return False
         self._inherited[computation.slot] = computation
@@ -240,7 +242,7 @@ class DigestComparison:
             epoch = min(disputed)
             result = disputed[epoch]
             results = ((computation, result),) if result is not None else ()
-            self._disputes[partition] = Dispute(partition, after, epoch, "chained", results)
+            self._disputes[partition] = Dispute(partition, after, epoch, digest_name, results)
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
 

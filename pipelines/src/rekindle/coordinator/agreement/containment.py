@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.disputes import Dispute
 from rekindle.coordinator.agreement.results import (
+    DIGEST_NAMES,
     Computation,
     EpochDigests,
     epoch_digests,
@@ -49,6 +50,11 @@ class Containment:
     def disputed_epochs(self, partition: Partition) -> tuple[int, ...]:
         dispute = self.comparison.disputes.get(partition)
         return () if dispute is None else (dispute.epoch,)
+
+    def disputed_digest(self, partition: Partition) -> str | None:
+        """The digest in which the results of the disputed epochs differ."""
+        dispute = self.comparison.disputes.get(partition)
+        return None if dispute is None else dispute.digest_name
 
     def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot that has to compute again."""
@@ -129,8 +135,10 @@ class Containment:
         digests = epoch_digests(response)
         disputed = {epoch: digests.get(epoch) for epoch in contained.disputed}
         listed = [task.slot for task in tasks]
+        name = contained.disputed_digest
+        digest_name = name if name in DIGEST_NAMES else "chained"
         if not self.comparison.containment_inherited(
-            computation, contained.after, disputed, listed
+            computation, contained.after, disputed, listed, digest_name
         ):
             return False
         self._contain(tasks, graph, committer)
