@@ -577,6 +577,44 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
     assert world.tasks[Slot(f"both{edit}", 0, 0)].state_epoch > world.head - 4
 
 
+def cut_otherwise(*, is_coordinator_new: bool) -> World:
+    """Replicas of a segment disagree, and then an edit reads a stream inside of it, so that its
+    operators are in two segments."""
+    src = SimulatedSegment("src")
+    chain = SimulatedSegment("chain", ("src",), replicas=2, query=True, operators=("a", "b"))
+    reader = SimulatedSegment("reader", ("chain",), query=True)
+    world = World((src, chain, reader, SimulatedSegment("other", ("src",), query=True)))
+    world.start_all()
+    world.run_epochs(10)
+    world.allow_migrations = True
+    world.tasks[Slot("chain", 0, 1)].corruption = "!"
+    world.run_epochs(1)
+    assert world.reports[-1]["inconsistent"]
+    first = SimulatedSegment("first", ("src",), replicas=2, query=True, operators=("a",))
+    rest = replace(chain, inputs=("first",), edit="2", operators=("b",))
+    other = SimulatedSegment("other", ("src",), query=True)
+    after = make_generation((src, first, rest, reader, other), 2)
+    operator_ids = {**world.generation.operator_ids, **after.operator_ids}
+    world.change_generation(replace(after, operator_ids=operator_ids), keep_old_pods=True)
+    if is_coordinator_new:
+        world.start_coordinator()
+    world.run_epochs(2)
+    return world
+
+
+@pytest.mark.parametrize("is_coordinator_new", [False, True])
+def test_new_pods_compare_files_that_an_older_segment_may_have_written(
+    is_coordinator_new: bool,
+) -> None:
+    world = cut_otherwise(is_coordinator_new=is_coordinator_new)
+    new = [Slot(name, 0, 0) for name in ("chain2", "reader", "other")]
+    for slot in new:
+        world.start_task(slot)
+        world.poll(slot)
+    polls = next_polls(world)
+    assert [polls[slot].compare_files for slot in new] == [True, True, False]
+
+
 # --- a partition of one replica, in a planned move ---
 
 OLD, NEW = Computation(Slot("left", 0, 0), 1, "a"), Computation(Slot("left", 0, 8), 1, "a")

@@ -236,13 +236,15 @@ class DigestComparison:
         self._discard_copies(partition)
         if not disputed:
             self.discard([computation])
-        elif partition in self._disputes or not self._has_partners(computation.slot, listed):
+        elif partition in self._disputes:
             return False
-        else:
+        elif self._has_partners(computation.slot, listed):
             epoch = min(disputed)
             result = disputed[epoch]
             results = ((computation, result),) if result is not None else ()
             self._disputes[partition] = Dispute(partition, after, epoch, digest_name, results)
+        elif self._is_configured(partition):
+            return False
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
 
@@ -341,6 +343,10 @@ class DigestComparison:
 
     def _has_partners(self, slot: Slot, listed: Iterable[Slot]) -> bool:
         return self._is_compared(slot) and not self._is_alone(partition_of(slot), listed)
+
+    def _is_configured(self, partition: Partition) -> bool:
+        """Whether the newest generation has it."""
+        return self._replicas is None or partition in self._replicas
 
     def _is_compared(self, slot: Slot) -> bool:
         """Whether this slot is one of the configured replicas of its partition."""

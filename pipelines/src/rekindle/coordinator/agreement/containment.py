@@ -34,7 +34,9 @@ class Containment:
     def __init__(self) -> None:
         self.comparison = DigestComparison()
         self._sinks_through: dict[Partition, int] = {}
-        self._untrusted: set[Partition] = set()  # partitions with output that was untrusted
+        # Partitions with output that was untrusted, or with operators that older ones had.
+        self._untrusted: set[Partition] = set()
+        self._generation: Generation | None = None
         self._reported: dict[Slot, tuple[PollResponse, Mapping[int, EpochDigests]]] = {}
 
     # --- desired state of tasks ---
@@ -68,11 +70,16 @@ class Containment:
 
     # --- events ---
 
-    def configured(self, generation: Generation) -> None:
-        """A new generation, with other partitions and replicas."""
+    def configured(self, generation: Generation, before: Graph | None) -> None:
+        """A new generation, with other partitions and replicas. `before`: the graph of the one
+        before."""
         segments = generation.topology.segments
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
+        self._generation = generation
+        if before is not None:
+            written = {p for u in self._untrusted for p in (u, *downstream(before, u))}
+            self._untrusted = {successor for p in written for successor in self._successors(p)}
 
     def first_response(self, task: Task, graph: Graph | None) -> None:
         """The first response of a task to this coordinator. If an older coordinator started it, it
@@ -245,7 +252,7 @@ class Containment:
         if graph is None:
             return
         for untrusted in self.comparison.take_untrusted():
-            self._untrusted.add(untrusted.partition)
+            self._untrusted.update(self._successors(untrusted.partition))
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
@@ -257,6 +264,19 @@ class Containment:
                 for c in _computations(task)
             )
         self.update(graph)
+
+    def _successors(self, partition: Partition) -> list[Partition]:
+        """Partitions of the generation that have some of its operators: itself, or those into
+        which an edit has fused them. Their sinks go on with its files."""
+        if self._generation is None:
+            return [partition]
+        operator_ids = self._generation.operator_ids
+        mine = set(operator_ids.get(partition.segment, ()))
+        return [
+            Partition(segment.id, partition.index)
+            for segment in self._generation.topology.segments
+            if partition.index < segment.partitions and mine & set(operator_ids[segment.id])
+        ]
 
 
 def _computations(task: Task) -> list[Computation]:

@@ -308,9 +308,9 @@ class Coordinator:
     def _generation_seen(self, generation: Generation, now: float) -> list[Effect]:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
+            self.containment.configured(generation, self._graph)
             self._graph = build_graph(generation.topology)
             self._heads.keep(self._graph.inputs)
-            self.containment.configured(generation)
             self._obsolete_since = now
             self._pacer.mark_urgent()
             self._begin_polling(now)
