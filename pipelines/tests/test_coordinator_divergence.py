@@ -412,6 +412,18 @@ def test_readers_of_a_contradicted_result_compute_again() -> None:
     assert world.store[-1].epoch > newest
 
 
+def test_a_contradiction_counts_while_the_partner_runs_another_engine() -> None:
+    """Both of its results are of one engine."""
+    world = started()
+    world.tasks[REPLICAS[1]].engine = "e2"
+    world.poll_rounds(1)
+    newest = world.tasks[REPLICAS[0]].state_epoch
+    world.tasks[REPLICAS[0]].contradiction = Contradiction(epoch=newest, message="epoch differs")
+    world.poll_rounds(4)
+    assert world.tasks[BOTH].boot == 1
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
+
+
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"

@@ -107,10 +107,6 @@ class Containment:
         for done in response.checkpoints:
             if committer.has_committed(slot, done):
                 self.comparison.committed(computation, done.epoch)
-        if response.contradiction is not None:
-            changed |= self.comparison.result_contradicted(
-                computation, response.contradiction.epoch
-            )
         for done in response.checkpoints:
             if committer.contradicts(slot, done) and slot not in self.comparison.diverged:
                 self.comparison.checkpoint_differed(slot, computation.incarnation, done.epoch)
@@ -147,6 +143,23 @@ class Containment:
         if not self.comparison.containment_inherited(
             computation, contained.after, disputed, listed, digest_name
         ):
+            return False
+        self._contain(tasks, graph, committer)
+        return True
+
+    def contradicted(
+        self,
+        slot: Slot,
+        response: PollResponse,
+        tasks: Membership,
+        graph: Graph | None,
+        committer: Committer,
+    ) -> bool:
+        """Contain what a task has contradicted; True if it is new."""
+        if response.contradiction is None:
+            return False
+        computation, epoch = _computation(slot, response, tasks), response.contradiction.epoch
+        if not self.comparison.result_contradicted(computation, epoch):
             return False
         self._contain(tasks, graph, committer)
         return True

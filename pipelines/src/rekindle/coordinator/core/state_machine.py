@@ -253,8 +253,10 @@ class Coordinator:
         partition = partition_of(slot)
         mixed = bool(mixed_engines({partition: self._replicas.get(partition, ())}))
         context = (self.membership, self._graph, self.committer)
-        if self.containment.keep_contained(slot, response, *context) or (
-            not mixed and self.containment.observed(slot, response, *context)
+        if (
+            self.containment.keep_contained(slot, response, *context)
+            or self.containment.contradicted(slot, response, *context)
+            or (not mixed and self.containment.observed(slot, response, *context))
         ):
             self._pacer.mark_urgent()
             self._update_derived()
