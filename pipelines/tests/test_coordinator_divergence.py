@@ -424,6 +424,44 @@ def test_a_contradiction_counts_while_the_partner_runs_another_engine() -> None:
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
 
 
+def test_a_reader_that_ends_before_it_is_told_to_compute_again_serves_no_old_log() -> None:
+    """It has no partners, so that its next boot would go on with the log."""
+    world = started()
+    world.tasks[REPLICAS[0]].corruption = "!"
+    world.release_epoch()
+    for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
+        world.work(slot, 1)
+    reader = world.tasks[BOTH]
+    wrong = reader.state_epoch
+    assert reader.state_corruption == "!"
+    for slot in (*REPLICAS, Slot("right", 0, 0)):
+        world.poll(slot)
+    assert next_polls(world)[BOTH].recompute == reader.boot_id
+    reader.reboot()
+    for _ in range(4):
+        world.poll(BOTH)
+    assert reader.restored_from is not None
+    assert reader.log_last <= reader.restored_from < wrong
+    assert reader.boot == 1, "it need not end again"
+    assert not next_polls(world)[BOTH].discard_log
+
+
+@pytest.mark.parametrize("boots", ["b", "bc"])
+def test_boots_after_one_that_had_to_compute_again_start_without_its_log(boots: str) -> None:
+    """It may have ended by itself, and so may those that follow."""
+    comparison = DigestComparison()
+    comparison.configured({LEFT: 1})
+    comparison.observed(computation(0), chained(["d0"]), restored_from=-1)
+    comparison.discard([computation(0)])
+    for boot in boots:
+        comparison.observed(computation(0, boot=boot), {})
+        assert comparison.discards_log(REPLICAS[0])
+    comparison.observed(computation(0, boot=boots[-1]), {}, restored_from=-1)
+    assert not comparison.discards_log(REPLICAS[0])
+    comparison.observed(computation(0, boot="d"), {})
+    assert not comparison.discards_log(REPLICAS[0])
+
+
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"

@@ -186,8 +186,11 @@ class PollRequest(_Versioned):
         None  # id of the boot that has to end; the next one starts without its log
     )
     movement: Directive | None = None  # state movements; None: this poll requests none
-    # Before it starts: its sinks compare the files after its restore point, which may be wrong.
+    # Before it starts: its sinks compare the files after its restore point, which may be wrong; and
+    # it starts without its log, since an earlier boot that had to compute again may have ended
+    # before it knew.
     compare_files: bool = False
+    discard_log: bool = False
 
 
 class Incompatible(RekindleError):

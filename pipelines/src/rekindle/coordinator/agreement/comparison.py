@@ -81,6 +81,8 @@ class DigestComparison:
         self._diverged: dict[Slot, Divergence] = {}
         self._disputes: dict[Partition, Dispute] = {}
         self._restarts: dict[Slot, Computation] = {}  # boots that have to compute again
+        # Their boots before had to compute again, and may have ended before they knew.
+        self._with_wrong_logs: set[Slot] = set()
         self._requested_at: dict[Partition, float] = {}  # when it was last to be computed again
         self._untrusted: list[UntrustedOutput] = []
         # Boots whose contradiction, or inherited containment, has been processed.
@@ -108,6 +110,10 @@ class DigestComparison:
         """The id of the boot of a slot's task that has to compute again; None if it need not."""
         found = self._restarts.get(slot)
         return found.boot if found is not None else None
+
+    def discards_log(self, slot: Slot) -> bool:
+        """Whether the slot's task is to start without its log."""
+        return slot in self._with_wrong_logs
 
     def witnessed(self, partition: Partition) -> int:
         """The newest epoch on which two computations of a partition agreed that are no copies."""
@@ -162,7 +168,10 @@ class DigestComparison:
             return False  # this boot is about to end
         if not self._is_compared(computation.slot):
             return False
-        self._restarts.pop(computation.slot, None)
+        if self._restarts.pop(computation.slot, None) is not None:
+            self._with_wrong_logs.add(computation.slot)
+        if restored_from is not None or copied_through is not None:
+            self._with_wrong_logs.discard(computation.slot)  # it has started
         partition = partition_of(computation.slot)
         changed_epochs = self._record(computation, digests)
         self._match_committed(partition)
@@ -278,6 +287,7 @@ class DigestComparison:
         self._contradicted.pop(slot, None)
         self._inherited.pop(slot, None)
         self._restarts.pop(slot, None)
+        self._with_wrong_logs.discard(slot)
         self._requested_at.pop(partition, None)  # it may have been the one that computes again
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:

@@ -62,6 +62,10 @@ class Containment:
         """The id of the boot that has to compute again."""
         return self.comparison.boot_to_restart(slot)
 
+    def discards_log(self, slot: Slot) -> bool:
+        """Whether a boot that has not started is to start without the log of those before."""
+        return self.comparison.discards_log(slot)
+
     def may_have_wrong_files(self, partition: Partition, graph: Graph) -> bool:
         """Whether sinks of a partition may have written untrusted output. The tasks that have to
         compare the files may be replaced before they do so."""

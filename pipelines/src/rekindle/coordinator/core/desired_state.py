@@ -68,6 +68,7 @@ class DesiredState:
             "disputed_digest": self.containment.disputed_digest(task.partition),
             "partner": self._partner(task, replicas),
             "recompute": self.containment.boot_to_restart(task.slot),
+            "discard_log": waits and self.containment.discards_log(task.slot),
             "compare_files": waits
             and self.containment.may_have_wrong_files(task.partition, self.graph),
         }
