@@ -350,6 +350,24 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
     assert comparison.boot_to_restart(REPLICAS[0]) == "a"
 
 
+def test_no_other_replica_computes_again_while_one_waits_for_a_restore_point() -> None:
+    """The store may be unavailable; then the other one would wait, too."""
+    world = started()
+    world.store_up = False
+    world.run_epochs(8)
+    world.tasks[REPLICAS[0]].corruption = "!"
+    for _ in range(int(2 * RECOMPUTATION_TIMEOUT_S)):
+        world.run_epochs(1)
+    assert world.tasks[REPLICAS[1]].phase is TaskPhase.WAITING
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
+    world.store_up = True
+    world.tasks[REPLICAS[0]].corruption = ""
+    world.run_with_idle(REPLICAS[1], int(RECOMPUTATION_TIMEOUT_S) - 10)
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
+    world.run_with_idle(REPLICAS[1], 20)
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [1, 1]
+
+
 def test_a_response_of_an_older_release_has_only_digests() -> None:
     ref = {"segment": "left", "partition": 0, "replica": 0, "incarnation": 1}
     response = PollResponse(task=ref, boot_id="a", fence=1, phase="Live", digests={3: "d"})

@@ -23,7 +23,7 @@ Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-mov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekindle.coordinator.agreement.disputes import Dispute, DisputeEvent, Result
@@ -302,14 +302,18 @@ class DigestComparison:
         alive: Sequence[Computation],
         now: float,
         listed: Iterable[Slot] | None = None,
+        waiting: Collection[Slot] = (),
     ) -> None:
         """Restart one of `alive` (computations that respond), so that it computes a disputed
         partition again, unless one does so already. The highest index first, since the lowest one
         saves checkpoints. `listed`: slots of the tasks that exist, whether they have started or
-        not; None: not known. If there is only one, nobody else will compute the partition again."""
+        not; None: not known. If there is only one, nobody else will compute the partition again.
+        `waiting`: those that have no restore point yet; another one would have to wait, too."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
+        if any(c.slot in waiting for c in alive):
+            self._requested_at[partition] = now
         if any(not dispute.is_party(c) for c in alive):
             self._requested_at.setdefault(partition, now)  # it has not reached the epoch yet
         requested_at = self._requested_at.get(partition)

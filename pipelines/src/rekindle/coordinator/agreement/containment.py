@@ -188,13 +188,10 @@ class Containment:
         """Let disputed partitions be computed again."""
         listed = [task.slot for task in tasks]
         for partition in list(self.comparison.disputes):
-            alive = [
-                c
-                for task in tasks
-                if task.partition == partition and not is_suspected(task)
-                for c in _computations(task)
-            ]
-            self.comparison.request_recomputation(partition, alive, now, listed)
+            found = [t for t in tasks if t.partition == partition and not is_suspected(t)]
+            alive = [c for task in found for c in _computations(task)]
+            waiting = [task.slot for task in found if task.phase is TaskPhase.WAITING]
+            self.comparison.request_recomputation(partition, alive, now, listed, waiting)
 
     def committable_entries(
         self,
