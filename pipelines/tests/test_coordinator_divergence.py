@@ -683,6 +683,19 @@ def test_new_pods_compare_files_that_an_older_segment_may_have_written(
     assert [polls[slot].compare_files for slot in new] == [True, True, False]
 
 
+def test_nothing_is_kept_of_slots_and_partitions_that_are_gone() -> None:
+    world = with_wrong_replica(1, epochs=8)
+    containment = world.coordinator.containment
+    assert containment._untrusted == {LEFT}
+    assert REPLICAS[1] in containment._reported
+    world.kill(REPLICAS[1])
+    assert REPLICAS[1] not in containment._reported
+    world.allow_migrations = True
+    world.change_generation(make_generation((DIAMOND[0], DIAMOND[2]), 2))
+    assert not containment._untrusted
+    assert containment._reported.keys() <= world.tasks.keys()
+
+
 # --- a partition of one replica, in a planned move ---
 
 OLD, NEW = Computation(Slot("left", 0, 0), 1, "a"), Computation(Slot("left", 0, 8), 1, "a")

@@ -85,6 +85,11 @@ class Containment:
             written = {p for u in self._untrusted for p in (u, *downstream(before, u))}
             self._untrusted = {successor for p in written for successor in self._successors(p)}
 
+    def forget(self, slot: Slot) -> None:
+        """The slot's task ended or was replaced."""
+        self._reported.pop(slot, None)
+        self.comparison.forget(slot)
+
     def first_response(self, task: Task, graph: Graph | None) -> None:
         """The first response of a task to this coordinator. If an older coordinator started it, it
         may have read output that is known to be untrusted."""

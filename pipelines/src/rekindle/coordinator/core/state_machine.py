@@ -299,7 +299,7 @@ class Coordinator:
         self.membership.pods_listed(event.pods, now)
         after = {(t.slot, t.pod.incarnation) for t in self.membership}
         for slot, _ in before - after:
-            self.containment.comparison.forget(slot)
+            self.containment.forget(slot)
         if before != after:
             self._pacer.mark_urgent()
         self._pods_are_known = True
