@@ -58,7 +58,7 @@ def _compares_no_files(may_have_wrong_files: Any) -> Any:
     return lambda self, partition, graph: False
 
 
-def _inherits_nothing(inherited: Any) -> Any:
+def _inherits_nothing(keep_contained: Any) -> Any:
     return lambda self, *arguments: False
 
 
@@ -86,7 +86,7 @@ DISPUTE_MUTANTS: Mapping[str, Mutant] = {
         Containment, "may_have_wrong_files", _compares_no_files
     ),
     "a new coordinator does not go on with a dispute": replaced(
-        Containment, "inherited", _inherits_nothing
+        Containment, "keep_contained", _inherits_nothing
     ),
     "a replica that is known to be wrong stays": replaced(slots, "has_diverged", _replaces_none),
 }
