@@ -58,6 +58,7 @@ class World:
         self.store_up = True
         self.tasks: dict[Slot, SimulatedTask] = {}
         self.incarnations: dict[Slot, int] = {}
+        self.nodes: dict[Slot, str] = {}  # of slots whose pods' nodes are known
         self.fence = 0
         self.step_downs: list[str] = []
         self.reports: list[dict[str, Any]] = []  # as written to `status.dataPlane`
@@ -97,6 +98,7 @@ class World:
                 address(s),
                 may_be_running=True,
                 was_ready=s not in self.failed_to_start,
+                node=self.nodes.get(s),
             )
             for s, t in self.tasks.items()
         )

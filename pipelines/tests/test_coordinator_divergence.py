@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from coordinator_world import DIAMOND, World, next_polls, started
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, DigestComparison
+from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
-from rekindle.coordinator.model import Partition
-from rekindle.protocol import Contradiction, PollResponse, TaskPhase
+from rekindle.coordinator.checkpoints.committer import Committer
+from rekindle.coordinator.model import Partition, Pod
+from rekindle.coordinator.tasks.membership import Membership
+from rekindle.protocol import (
+    CheckpointDone,
+    Contained,
+    Contradiction,
+    PollResponse,
+    TaskPhase,
+    TaskRef,
+)
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.built_once import built_once
@@ -324,6 +336,70 @@ def test_a_node_that_was_replaced_for_a_dispute_is_another_witness() -> None:
     assert comparison.diverged.keys() == {REPLICAS[0]}
 
 
+def on_node(computation: Computation, node: str) -> Computation:
+    return replace(computation, node=node)
+
+
+def replaced_on_a_node(node: str) -> DigestComparison:
+    """Both repeat their results; replica 1, of node-1, is replaced and runs on `node`, where its
+    result is still that of node-1."""
+    comparison = DigestComparison()
+    for boot in "ab":
+        for replica, result in enumerate(("right", "wrong")):
+            by = on_node(computation(replica, boot=boot), f"node-{replica}")
+            comparison.observed(by, chained(["d0", result]))
+    both = [computation(0, boot="b"), computation(1, boot="b")]
+    comparison.request_recomputation(LEFT, both, now=0.0)
+    assert comparison.diverged.keys() == {REPLICAS[1]}
+    comparison.forget(REPLICAS[1])
+    by = on_node(computation(1, incarnation=2), node)
+    comparison.observed(by, chained(["d0", "wrong"]))
+    return comparison
+
+
+def test_a_replaced_replica_on_the_same_node_decides_nothing() -> None:
+    comparison = replaced_on_a_node("node-1")
+    assert not comparison.diverged
+    assert LEFT in comparison.disputes
+    both = [computation(0, boot="b"), computation(1, incarnation=2)]
+    comparison.request_recomputation(LEFT, both, now=1.0)
+    assert comparison.diverged.keys() == {REPLICAS[1]}, "it is replaced until another node decides"
+    comparison.forget(REPLICAS[1])
+    by = on_node(computation(1, incarnation=3), "node-2")
+    comparison.observed(by, chained(["d0", "right"]))
+    assert not comparison.disputes
+    assert not comparison.diverged
+
+
+def test_a_replaced_replica_on_another_node_decides() -> None:
+    comparison = replaced_on_a_node("node-2")
+    assert comparison.diverged.keys() == {REPLICAS[0]}
+
+
+def test_a_lost_replica_that_runs_on_another_node_decides() -> None:
+    comparison = DigestComparison()
+    for replica, result in enumerate(("right", "wrong")):
+        by = on_node(computation(replica), f"node-{replica}")
+        comparison.observed(by, chained(["d0", result]))
+    comparison.forget(REPLICAS[1])
+    by = on_node(computation(1, incarnation=2), "node-2")
+    comparison.observed(by, chained(["d0", "right"]))
+    assert not comparison.disputes
+
+
+def test_a_node_is_one_witness_whichever_replica_runs_on_it() -> None:
+    comparison = DigestComparison()
+    for replica, result in enumerate(("right", "wrong")):
+        by = on_node(computation(replica), f"node-{replica}")
+        comparison.observed(by, chained(["d0", result]))
+    for slot in REPLICAS:
+        comparison.forget(slot)
+    by = on_node(computation(0, incarnation=2), "node-1")
+    comparison.observed(by, chained(["d0", "wrong"]))
+    assert not comparison.diverged
+    assert LEFT in comparison.disputes
+
+
 def test_only_one_replica_computes_again_at_a_time() -> None:
     comparison = disputed()
     both = [computation(0), computation(1)]
@@ -333,6 +409,24 @@ def test_only_one_replica_computes_again_at_a_time() -> None:
     assert restarted == [None, "a"]
     comparison.request_recomputation(LEFT, [computation(0)], now=101.0 + RECOMPUTATION_TIMEOUT_S)
     assert comparison.boot_to_restart(REPLICAS[0]) == "a"
+
+
+def test_no_other_replica_computes_again_while_one_waits_for_a_restore_point() -> None:
+    """The store may be unavailable; then the other one would wait, too."""
+    world = started()
+    world.store_up = False
+    world.run_epochs(8)
+    world.tasks[REPLICAS[0]].corruption = "!"
+    for _ in range(int(2 * RECOMPUTATION_TIMEOUT_S)):
+        world.run_epochs(1)
+    assert world.tasks[REPLICAS[1]].phase is TaskPhase.WAITING
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
+    world.store_up = True
+    world.tasks[REPLICAS[0]].corruption = ""
+    world.run_with_idle(REPLICAS[1], int(RECOMPUTATION_TIMEOUT_S) - 10)
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
+    world.run_with_idle(REPLICAS[1], 20)
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [1, 1]
 
 
 def test_a_response_of_an_older_release_has_only_digests() -> None:
@@ -527,6 +621,56 @@ def test_what_another_replica_has_agreed_with_is_right_although_the_state_differ
     assert [found.after for found in comparison.take_untrusted()] == untrusted
 
 
+def test_a_contradiction_counts_while_the_partner_runs_another_engine() -> None:
+    """Both of its results are of one engine."""
+    world = started()
+    world.tasks[REPLICAS[1]].engine = "e2"
+    world.poll_rounds(1)
+    newest = world.tasks[REPLICAS[0]].state_epoch
+    world.tasks[REPLICAS[0]].contradiction = Contradiction(epoch=newest, message="epoch differs")
+    world.poll_rounds(4)
+    assert world.tasks[BOTH].boot == 1
+    assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 0]
+
+
+def test_a_reader_that_ends_before_it_is_told_to_compute_again_serves_no_old_log() -> None:
+    """It has no partners, so that its next boot would go on with the log."""
+    world = started()
+    world.tasks[REPLICAS[0]].corruption = "!"
+    world.release_epoch()
+    for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
+        world.work(slot, 1)
+    reader = world.tasks[BOTH]
+    wrong = reader.state_epoch
+    assert reader.state_corruption == "!"
+    for slot in (*REPLICAS, Slot("right", 0, 0)):
+        world.poll(slot)
+    assert next_polls(world)[BOTH].recompute == reader.boot_id
+    reader.reboot()
+    for _ in range(4):
+        world.poll(BOTH)
+    assert reader.restored_from is not None
+    assert reader.log_last <= reader.restored_from < wrong
+    assert reader.boot == 1, "it need not end again"
+    assert not next_polls(world)[BOTH].discard_log
+
+
+@pytest.mark.parametrize("boots", ["b", "bc"])
+def test_boots_after_one_that_had_to_compute_again_start_without_its_log(boots: str) -> None:
+    """It may have ended by itself, and so may those that follow."""
+    comparison = DigestComparison()
+    comparison.configured({LEFT: 1})
+    comparison.observed(computation(0), chained(["d0"]), restored_from=-1)
+    comparison.discard([computation(0)])
+    for boot in boots:
+        comparison.observed(computation(0, boot=boot), {})
+        assert comparison.discards_log(REPLICAS[0])
+    comparison.observed(computation(0, boot=boots[-1]), {}, restored_from=-1)
+    assert not comparison.discards_log(REPLICAS[0])
+    comparison.observed(computation(0, boot="d"), {})
+    assert not comparison.discards_log(REPLICAS[0])
+
+
 def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"
@@ -572,6 +716,17 @@ def test_new_pods_compare_files_that_may_be_wrong(corrupt: int, is_coordinator_n
     assert not any(poll.compare_files for poll in next_polls(world).values()), "they have started"
 
 
+def test_replicas_learn_in_which_digest_they_disagree() -> None:
+    """They report it to the next coordinator."""
+    world = started()
+    world.tasks[REPLICAS[1]].corruption = "!"
+    world.run_epochs(1)
+    polls = next_polls(world)
+    given = {polls[slot].disputed_digest for slot in REPLICAS}
+    assert given == {"chained"}
+    assert polls[BOTH].disputed_digest is None
+
+
 def test_nobody_reads_replicas_that_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"
@@ -601,6 +756,27 @@ def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
     world.start_task(replaced)  # on another node
     world.run_epochs(12)
     assert world.reports[-1]["diverged"] == [REPLICAS[0].key]
+
+
+def test_a_faulty_node_is_not_trusted_because_its_replica_was_replaced() -> None:
+    """Replica 1 is on it, and so is the first pod that replaces it."""
+    world = started()
+    world.nodes = {slot: f"node-{slot.index}" for slot in REPLICAS}
+    world.list_pods()
+    world.tasks[REPLICAS[1]].corruption = "!"
+    replaced = []
+    for _ in range(40):
+        world.run_epochs(1)
+        for key in world.reports[-1]["diverged"]:
+            replaced.append(key)
+            slot = next(slot for slot in REPLICAS if slot.key == key)
+            is_another = len(replaced) > 1
+            world.nodes[slot] = "node-2" if is_another else f"node-{slot.index}"
+            world.start_task(slot).corruption = "" if is_another else "!"
+    assert replaced == [REPLICAS[1].key] * 2
+    assert world.reports[-1]["inconsistent"] == []
+    assert world.store[-1].epoch > world.head - 8
+    assert not [name for name in committed_objects(world) if "!" in name]
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
@@ -658,6 +834,57 @@ def test_a_dispute_ends_with_the_replicas_that_were_compared(replicas: int, edit
     assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].epoch > world.head - 8
     assert world.tasks[Slot(f"both{edit}", 0, 0)].state_epoch > world.head - 4
+
+
+def cut_otherwise(*, is_coordinator_new: bool) -> World:
+    """Replicas of a segment disagree, and then an edit reads a stream inside of it, so that its
+    operators are in two segments."""
+    src = SimulatedSegment("src")
+    chain = SimulatedSegment("chain", ("src",), replicas=2, query=True, operators=("a", "b"))
+    reader = SimulatedSegment("reader", ("chain",), query=True)
+    world = World((src, chain, reader, SimulatedSegment("other", ("src",), query=True)))
+    world.start_all()
+    world.run_epochs(10)
+    world.allow_migrations = True
+    world.tasks[Slot("chain", 0, 1)].corruption = "!"
+    world.run_epochs(1)
+    assert world.reports[-1]["inconsistent"]
+    first = SimulatedSegment("first", ("src",), replicas=2, query=True, operators=("a",))
+    rest = replace(chain, inputs=("first",), edit="2", operators=("b",))
+    other = SimulatedSegment("other", ("src",), query=True)
+    after = make_generation((src, first, rest, reader, other), 2)
+    operator_ids = {**world.generation.operator_ids, **after.operator_ids}
+    world.change_generation(replace(after, operator_ids=operator_ids), keep_old_pods=True)
+    if is_coordinator_new:
+        world.start_coordinator()
+    world.run_epochs(2)
+    return world
+
+
+@pytest.mark.parametrize("is_coordinator_new", [False, True])
+def test_new_pods_compare_files_that_an_older_segment_may_have_written(
+    is_coordinator_new: bool,
+) -> None:
+    world = cut_otherwise(is_coordinator_new=is_coordinator_new)
+    new = [Slot(name, 0, 0) for name in ("chain2", "reader", "other")]
+    for slot in new:
+        world.start_task(slot)
+        world.poll(slot)
+    polls = next_polls(world)
+    assert [polls[slot].compare_files for slot in new] == [True, True, False]
+
+
+def test_nothing_is_kept_of_slots_and_partitions_that_are_gone() -> None:
+    world = with_wrong_replica(1, epochs=8)
+    containment = world.coordinator.containment
+    assert containment._untrusted == {LEFT}
+    assert REPLICAS[1] in containment._reported
+    world.kill(REPLICAS[1])
+    assert REPLICAS[1] not in containment._reported
+    world.allow_migrations = True
+    world.change_generation(make_generation((DIAMOND[0], DIAMOND[2]), 2))
+    assert not containment._untrusted
+    assert containment._reported.keys() <= world.tasks.keys()
 
 
 # --- a partition of one replica, in a planned move ---
@@ -725,6 +952,19 @@ def test_one_that_is_left_and_contradicts_itself_is_replaced() -> None:
     comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
     assert comparison.diverged.keys() == {OLD.slot}
     assert LEFT in comparison.disputes
+
+
+def test_one_that_is_left_is_accepted_if_its_node_is_the_only_one() -> None:
+    """Its next incarnation runs on the same node, so it is no second witness."""
+    comparison = one_remains(OLD)
+    comparison.observed(on_node(again(OLD, "b"), "node"), chained(["d0", "third"]))
+    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
+    comparison.forget(OLD.slot)
+    successor = replace(OLD, incarnation=2, node="node")
+    comparison.observed(successor, chained(["d0", "third"]))
+    comparison.request_recomputation(LEFT, [successor], now=2.0, listed=[OLD.slot])
+    assert not comparison.disputes
+    assert not comparison.is_untrusted(OLD.slot)
 
 
 def test_nobody_is_accepted_while_another_one_is_to_start() -> None:
@@ -830,6 +1070,34 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> N
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
+def test_a_new_coordinator_holds_back_what_nobody_has_computed_again_yet(corrupt: int) -> None:
+    """Replica 0 is lost, so that no task has a result of the disputed epoch."""
+    world = disputed_while_one_computes_again(corrupt)
+    before = next_polls(world)[REPLICAS[1]].sinks_through
+    assert before is not None
+    world.kill(REPLICAS[0])
+    world.start_coordinator()
+    world.run_with_idle(REPLICAS[1], 2)
+    assert {next_polls(world)[slot].sinks_through for slot in (REPLICAS[1], BOTH)} == {before}
+    world.run_epochs(4)
+    assert next_polls(world)[BOTH].sinks_through == before
+    assert not [name for name in committed_objects(world) if "!" in name]
+
+
+def test_a_dispute_that_a_new_coordinator_knows_without_results_ends() -> None:
+    world = disputed_while_one_computes_again(1)
+    world.kill(REPLICAS[0])
+    world.start_coordinator()
+    world.run_with_idle(REPLICAS[1], 2)
+    world.tasks[REPLICAS[1]].corruption = ""
+    world.start_task(REPLICAS[0])
+    world.run_epochs(16)
+    assert world.reports[-1]["inconsistent"] == []
+    assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
+    assert world.store[-1].epoch > world.head - 8
+
+
+@pytest.mark.parametrize("corrupt", [0, 1])
 def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> None:
     world = disputed_while_one_computes_again(corrupt)
     world.start_coordinator()
@@ -843,6 +1111,60 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> N
     assert world.store[-1].entries[LEFT.key][0].epoch > world.head - 8
     assert not [name for name in committed_objects(world) if "!" in name]
     assert world.reports[-1]["inconsistent"] == []
+
+
+def response_of(
+    by: Computation,
+    phase: TaskPhase,
+    results: dict[int, EpochDigests],
+    contained: Contained | None = None,
+) -> PollResponse:
+    slot = by.slot
+    ref = TaskRef(
+        segment=slot.segment,
+        partition=slot.partition,
+        replica=slot.replica,
+        incarnation=by.incarnation,
+    )
+    return PollResponse(
+        task=ref,
+        boot_id=by.boot,
+        fence=2,
+        phase=phase,
+        digests={e: found.digest for e, found in results.items() if found.digest},
+        chained={e: found.chained for e, found in results.items() if found.chained},
+        checkpoints=tuple(
+            CheckpointDone(epoch=e, object=f"{slot.key}@{e}", digest=found.state, bytes=1)
+            for e, found in results.items()
+            if found.state
+        ),
+        contained=contained,
+    )
+
+
+@pytest.mark.parametrize("state", ["s", "t"])
+def test_a_new_coordinator_waits_for_the_state_that_is_disputed(state: str) -> None:
+    """Replica 1 had another state than replica 0, whose output is the same, and computes again."""
+    containment = Containment()
+    containment.comparison.configured({LEFT: 2})
+    tasks = Membership()
+    pods = (Pod(s.key, s, 1, s.key, may_be_running=True, was_ready=True) for s in REPLICAS)
+    tasks.pods_listed(pods, 0.0)
+    contained = Contained(after=4, disputed=(5,), disputed_digest="state")
+
+    def answered(by: Computation, found: str | None, contained: Contained | None = None) -> None:
+        results = {5: EpochDigests("-1:c", "d", found)}
+        response = response_of(by, TaskPhase.LIVE, results, contained)
+        context = (tasks, None, Committer(2))
+        containment.keep_contained(by.slot, response, *context)
+        containment.observed(by.slot, response, *context)
+
+    answered(computation(0), "s", contained)
+    answered(computation(1, boot="b"), None)
+    assert containment.comparison.disputes[LEFT].digest_name == "state"
+    assert containment.comparison.witnessed(LEFT) < 5
+    answered(computation(1, boot="b"), state)
+    assert (LEFT in containment.comparison.disputes) == (state == "t")
 
 
 def test_readers_that_are_discovered_late_compute_again() -> None:

@@ -32,13 +32,13 @@ EVENTS = st.one_of(
     st.tuples(st.just("forget"), COMPUTATIONS),
     st.tuples(st.just("discard"), COMPUTATIONS),
     st.tuples(st.just("input_was_wrong"), st.lists(COMPUTATIONS, max_size=3)),
-    st.tuples(st.just("inherited"), COMPUTATIONS, st.sampled_from(["", "x", "y"])),
+    st.tuples(st.just("inherited"), COMPUTATIONS, st.sampled_from(["", "?", "x", "y"])),
     st.tuples(st.just("recompute"), st.lists(COMPUTATIONS, max_size=3), st.integers(0, 200)),
     st.tuples(st.just("configured"), st.integers(1, 3)),
     st.tuples(st.just("checkpoint_differed"), COMPUTATIONS),
 )
 """Calls of DigestComparison. "inherited": of `containment_inherited`, what an older coordinator had
-contained."""
+contained: "?" is a dispute without a result, "" no dispute."""
 
 
 def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
@@ -53,8 +53,8 @@ def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
         case ("input_was_wrong", list(running)):
             comparison.input_was_wrong(LEFT, running)
         case ("inherited", Computation() as by, str(digest)):
-            disputed = {3: EpochDigests(digest=digest)} if digest else {}
-            comparison.containment_inherited(by, 2, disputed)
+            result = EpochDigests(digest=digest) if digest != "?" else None
+            comparison.containment_inherited(by, 2, {3: result} if digest else {})
         case ("recompute", list(alive), int(now)):
             comparison.request_recomputation(LEFT, alive, float(now))
         case ("configured", int(replicas)):

@@ -14,11 +14,26 @@ from rekindle.coordinator.model import Event
 from rekindle.coordinator.shell import watching
 from rekindle.coordinator.shell.compiling import CompilationFailed
 from rekindle.coordinator.shell.kube import KubeApi
+from rekindle.coordinator.shell.objects import pod_from
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.shell.watching import GenerationReader
 from rekindle.topology.model import Topology
 
 SETTINGS = Settings("flights", "default", "uid", incarnation=1, bind="127.0.0.1")
+
+
+@pytest.mark.parametrize(("spec", "node"), [({"nodeName": "node-1"}, "node-1"), ({}, None)])
+def test_a_pod_has_the_node_to_which_it_is_bound(spec: dict[str, str], node: str | None) -> None:
+    labels = {
+        names.LABEL_SEGMENT: "left",
+        names.LABEL_PARTITION: "0",
+        names.LABEL_REPLICA: "1",
+        names.LABEL_INCARNATION: "1",
+    }
+    metadata = {"name": "pod", "labels": labels, "ownerReferences": [{"uid": "uid"}]}
+    pod = pod_from({"metadata": metadata, "spec": spec}, "uid")
+    assert pod is not None
+    assert pod.node == node
 
 
 class Api:

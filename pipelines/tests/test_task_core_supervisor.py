@@ -219,6 +219,15 @@ def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
     assert DiscardLog() not in effects
 
 
+def test_a_task_discards_the_log_of_an_earlier_boot_before_it_starts() -> None:
+    discard = {"discard_log": True}
+    assert Process().step(PollAccepted(poll(**discard))) == [DiscardLog()]
+    effects = Process().step(PollAccepted(RESTORE.model_copy(update=discard)))
+    assert [type(effect) for effect in effects] == [DiscardLog, StartTask, RouteInputs]
+    running = play(["restore", "start"])
+    assert DiscardLog() not in running.step(PollAccepted(RESTORE.model_copy(update=discard)))
+
+
 def test_a_task_that_has_to_compare_files_does_so_from_its_start_on() -> None:
     """The sinks compare files of earlier incarnations, also after a start from a partner's state,
     which arrives after the poll."""

@@ -101,9 +101,10 @@ def test_an_ask_only_poll_keeps_the_desired_state(handler: PollHandler) -> None:
 
 
 def test_a_new_coordinator_learns_what_was_held_back(handler: PollHandler) -> None:
-    assert handler.poll(poll(1, sinks_through=7, digests_of=(8,))).contained is None
+    held_back = poll(1, sinks_through=7, digests_of=(8,), disputed_digest="state")
+    assert handler.poll(held_back).contained is None
     asked = handler.poll(poll(2, ask_only=True))
-    assert asked.contained == Contained(after=7, disputed=(8,))
+    assert asked.contained == Contained(after=7, disputed=(8,), disputed_digest="state")
     assert handler.poll(poll(2)).contained is None
 
 

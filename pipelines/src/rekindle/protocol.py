@@ -180,13 +180,17 @@ class PollRequest(_Versioned):
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # disputed epochs: respond with their digests too
+    disputed_digest: str | None = None  # field of EpochDigests in which results of these differ
     partner: Partner | None = None  # if it serves; only for tasks whose output may be tentative
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
     movement: Directive | None = None  # state movements; None: this poll requests none
-    # Before it starts: its sinks compare the files after its restore point, which may be wrong.
+    # Before it starts: its sinks compare the files after its restore point, which may be wrong; and
+    # it starts without its log, since an earlier boot that had to compute again may have ended
+    # before it knew.
     compare_files: bool = False
+    discard_log: bool = False
 
 
 class Incompatible(RekindleError):
@@ -276,10 +280,12 @@ class Contradiction(_Message):
 
 class Contained(_Message):
     """Results of this boot that an older coordinator held back, and that are still held back: all
-    after the epoch `after`, and the epochs on which replicas disagree."""
+    after the epoch `after`, and the epochs on which replicas disagree. `disputed_digest`: as in the
+    poll; None: the older coordinator, or the task, does not know it."""
 
     after: int
     disputed: tuple[int, ...] = ()
+    disputed_digest: str | None = None
 
 
 class PollResponse(_Versioned):

@@ -58,7 +58,7 @@ def _compares_no_files(may_have_wrong_files: Any) -> Any:
     return lambda self, partition, graph: False
 
 
-def _inherits_nothing(inherited: Any) -> Any:
+def _inherits_nothing(keep_contained: Any) -> Any:
     return lambda self, *arguments: False
 
 

@@ -37,7 +37,7 @@ class Pod:
 
     `address` is None until it has an IP. `may_be_running` is False only if no process of the pod
     can be running: it has no address yet, or it has ended. `was_ready`: all its containers have
-    started (their startup probes), or it is Ready.
+    started (their startup probes), or it is Ready. `node`: None if it is not known.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Pod:
     address: str | None
     may_be_running: bool
     was_ready: bool
+    node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

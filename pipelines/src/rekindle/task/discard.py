@@ -14,11 +14,14 @@ import shutil
 from pathlib import Path
 
 
-def mark_for_discard(log: Path) -> None:
-    """Mark the log in this directory, to be deleted before it is opened again. Raises OSError."""
+def mark_for_discard(log: Path) -> bool:
+    """Mark the log in this directory, to be deleted before it is opened again. Returns whether it
+    was not marked before. Raises OSError."""
     marker = _marker_of(log)
+    is_new = not marker.exists()
     marker.parent.mkdir(parents=True, exist_ok=True)
     marker.touch()
+    return is_new
 
 
 def discard_marked(log: Path) -> bool:

@@ -299,11 +299,11 @@ class TaskRuntime:
             case RouteInputs(upstreams) if running is None:
                 self._startup.route(upstreams)
             case DiscardLog():
-                _log.warning(
-                    "replicas disagree: the task restarts and computes again from the committed "
-                    "checkpoint"
-                )
-                mark_for_discard(self._config.log_directory)
+                if mark_for_discard(self._config.log_directory):
+                    _log.warning(
+                        "replicas disagree: the output log is discarded, and its epochs are "
+                        "computed again from the committed checkpoint"
+                    )
             case CompareSinkFiles():
                 mark_comparison(self._config.log_directory)
             case StopSinks():

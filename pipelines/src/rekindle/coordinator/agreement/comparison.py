@@ -5,8 +5,8 @@ partition is disputed (`disputes`), and one of its replicas has to compute again
 checkpoint. Two equal results of three decide; the third replica has diverged, and is not compared
 until its slot has a new incarnation.
 
-A replica that repeats its own result decides nothing, since its node may be faulty; nor does its
-next incarnation on the same node. Then the other replica computes again. If that one repeats its
+A replica that repeats its own result decides nothing, since its node may be faulty; nor does any
+later incarnation on the same node. Then the other replica computes again. If that one repeats its
 result too, one of them is replaced, so that a third node decides. A replica that contradicts its
 own result is replaced in the same way, if another one has repeated its result. If all contradict
 themselves, or a new node agrees with none, the operator is not deterministic, and the dispute stays
@@ -23,7 +23,7 @@ Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-mov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekindle.coordinator.agreement.disputes import Dispute, DisputeEvent, Result
@@ -91,6 +91,8 @@ class DigestComparison:
         self._diverged: dict[Slot, Divergence] = {}
         self._disputes: dict[Partition, Dispute] = {}
         self._restarts: dict[Slot, Computation] = {}  # boots that have to compute again
+        # Their boots before had to compute again, and may have ended before they knew.
+        self._with_wrong_logs: set[Slot] = set()
         self._requested_at: dict[Partition, float] = {}  # when it was last to be computed again
         self._untrusted: list[UntrustedOutput] = []
         self._verified: dict[Partition, int] = {}  # newest checkpoint that two have computed
@@ -125,6 +127,10 @@ class DigestComparison:
         """The id of the boot of a slot's task that has to compute again; None if it need not."""
         found = self._restarts.get(slot)
         return found.boot if found is not None else None
+
+    def discards_log(self, slot: Slot) -> bool:
+        """Whether the slot's task is to start without its log."""
+        return slot in self._with_wrong_logs
 
     def witnessed(self, partition: Partition) -> int:
         """The newest epoch on which two computations of a partition agreed that are no copies."""
@@ -179,7 +185,10 @@ class DigestComparison:
             return False  # this boot is about to end
         if not self._is_compared(computation.slot):
             return False
-        self._restarts.pop(computation.slot, None)
+        if self._restarts.pop(computation.slot, None) is not None:
+            self._with_wrong_logs.add(computation.slot)
+        if restored_from is not None or copied_through is not None:
+            self._with_wrong_logs.discard(computation.slot)  # it has started
         partition = partition_of(computation.slot)
         changed_epochs = self._record(computation, digests)
         self._match_committed(partition)
@@ -238,12 +247,14 @@ class DigestComparison:
         self,
         computation: Computation,
         after: int,
-        disputed: Mapping[int, EpochDigests],
+        disputed: Mapping[int, EpochDigests | None],
         listed: Iterable[Slot] = (),
+        digest_name: str = "chained",
     ) -> bool:
-        """An older coordinator has contained the results of a boot after an epoch; `disputed`: the
-        boot's results of epochs about which replicas disagree; `listed`: slots of the tasks that
-        exist. True if this is new."""
+        """An older coordinator has contained the results of a boot after an epoch; `disputed`:
+        epochs about which replicas disagree, each with the boot's result, if it has one;
+        `digest_name`: in which digest; `listed`: slots of the tasks that exist. True if this is
+        new."""
         if self._inherited.get(computation.slot) == computation:
             return False
         self._inherited[computation.slot] = computation
@@ -251,12 +262,15 @@ class DigestComparison:
         self._discard_copies(partition)
         if not disputed:
             self.discard([computation])
-        elif partition in self._disputes or not self._has_partners(computation.slot, listed):
+        elif partition in self._disputes:
             return False
-        else:
+        elif self._has_partners(computation.slot, listed):
             epoch = min(disputed)
-            result = (computation, disputed[epoch])
-            self._disputes[partition] = Dispute(partition, after, epoch, "chained", (result,))
+            result = disputed[epoch]
+            results = ((computation, result),) if result is not None else ()
+            self._disputes[partition] = Dispute(partition, after, epoch, digest_name, results)
+        elif self._is_configured(partition):
+            return False
         self._untrusted.append(UntrustedOutput(partition, after))
         return True
 
@@ -310,6 +324,7 @@ class DigestComparison:
         self._contradicted.pop(slot, None)
         self._inherited.pop(slot, None)
         self._restarts.pop(slot, None)
+        self._with_wrong_logs.discard(slot)
         self._requested_at.pop(partition, None)  # it may have been the one that computes again
         dispute = self._disputes.get(partition)
         if dispute is not None and dispute.unresolved:
@@ -324,14 +339,18 @@ class DigestComparison:
         alive: Sequence[Computation],
         now: float,
         listed: Iterable[Slot] | None = None,
+        waiting: Collection[Slot] = (),
     ) -> None:
         """Restart one of `alive` (computations that respond), so that it computes a disputed
         partition again, unless one does so already. The highest index first, since the lowest one
         saves checkpoints. `listed`: slots of the tasks that exist, whether they have started or
-        not; None: not known. If there is only one, nobody else will compute the partition again."""
+        not; None: not known. If there is only one, nobody else will compute the partition again.
+        `waiting`: those that have no restore point yet; another one would have to wait, too."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
+        if any(c.slot in waiting for c in alive):
+            self._requested_at[partition] = now
         if any(not dispute.is_party(c) and c.slot not in self._diverged for c in alive):
             self._requested_at.setdefault(partition, now)  # it has not reached the epoch yet
         requested_at = self._requested_at.get(partition)
@@ -357,7 +376,7 @@ class DigestComparison:
     def _settle_alone(self, dispute: Dispute, computation: Computation) -> None:
         """Only one is left, and it has computed again. If it repeats itself, its results are
         accepted, as those of any single replica; if not, a new incarnation of it decides."""
-        if computation.slot not in dispute.contradicted:
+        if computation.slot in dispute.repeated:
             self._end(dispute.partition, DisputeEvent.NOT_COMPARED)
             return
         self._disputes[dispute.partition] = dispute.with_replaced(computation)
@@ -375,6 +394,10 @@ class DigestComparison:
 
     def _has_partners(self, slot: Slot, listed: Iterable[Slot]) -> bool:
         return self._is_compared(slot) and not self._is_alone(partition_of(slot), listed)
+
+    def _is_configured(self, partition: Partition) -> bool:
+        """Whether the newest generation has it."""
+        return self._replicas is None or partition in self._replicas
 
     def _is_compared(self, slot: Slot) -> bool:
         """Whether this slot is one of the configured replicas of its partition."""

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from rekindle.coordinator.agreement.comparison import DigestComparison, UnverifiedCheckpoint
 from rekindle.coordinator.agreement.disputes import Dispute
 from rekindle.coordinator.agreement.results import (
+    DIGEST_NAMES,
     Computation,
     EpochDigests,
     epoch_digests,
@@ -24,7 +25,7 @@ from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Co
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import CheckpointDone, PollResponse
+from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 
@@ -33,7 +34,9 @@ class Containment:
     def __init__(self) -> None:
         self.comparison = DigestComparison()
         self._sinks_through: dict[Partition, int] = {}
-        self._untrusted: set[Partition] = set()  # partitions with output that was untrusted
+        # Partitions with output that was untrusted, or with operators that older ones had.
+        self._untrusted: set[Partition] = set()
+        self._generation: Generation | None = None
         self._reported: dict[Slot, tuple[PollResponse, Mapping[int, EpochDigests]]] = {}
 
     # --- desired state of tasks ---
@@ -50,9 +53,18 @@ class Containment:
         dispute = self.comparison.disputes.get(partition)
         return () if dispute is None else (dispute.epoch,)
 
+    def disputed_digest(self, partition: Partition) -> str | None:
+        """The digest in which the results of the disputed epochs differ."""
+        dispute = self.comparison.disputes.get(partition)
+        return None if dispute is None else dispute.digest_name
+
     def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot that has to compute again."""
         return self.comparison.boot_to_restart(slot)
+
+    def discards_log(self, slot: Slot) -> bool:
+        """Whether a boot that has not started is to start without the log of those before."""
+        return self.comparison.discards_log(slot)
 
     def may_have_wrong_files(self, partition: Partition, graph: Graph) -> bool:
         """Whether sinks of a partition may have written untrusted output. The tasks that have to
@@ -62,11 +74,21 @@ class Containment:
 
     # --- events ---
 
-    def configured(self, generation: Generation) -> None:
-        """A new generation, with other partitions and replicas."""
+    def configured(self, generation: Generation, before: Graph | None) -> None:
+        """A new generation, with other partitions and replicas. `before`: the graph of the one
+        before."""
         segments = generation.topology.segments
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
+        self._generation = generation
+        if before is not None:
+            written = {p for u in self._untrusted for p in (u, *downstream(before, u))}
+            self._untrusted = {successor for p in written for successor in self._successors(p)}
+
+    def forget(self, slot: Slot) -> None:
+        """The slot's task ended or was replaced."""
+        self._reported.pop(slot, None)
+        self.comparison.forget(slot)
 
     def first_response(self, task: Task, graph: Graph | None) -> None:
         """The first response of a task to this coordinator. If an older coordinator started it, it
@@ -86,7 +108,7 @@ class Containment:
         committer: Committer,
     ) -> bool:
         """Compare the digests of a response; True if the state of a replica or dispute changed."""
-        computation = Computation(slot, response.task.incarnation, response.boot_id)
+        computation = _computation(slot, response, tasks)
         copied = response.movement.moved_through if response.movement is not None else None
         restored_from = response.restored_from if copied is None else None
         digests = self._digests_in(slot, response)
@@ -94,10 +116,6 @@ class Containment:
         for done in response.checkpoints:
             if committer.has_committed(slot, done):
                 self.comparison.committed(computation, done.epoch)
-        if response.contradiction is not None:
-            changed |= self.comparison.result_contradicted(
-                computation, response.contradiction.epoch
-            )
         for done in response.checkpoints:
             if committer.contradicts(slot, done) and slot not in self.comparison.diverged:
                 self.comparison.checkpoint_differed(slot, computation.incarnation, done.epoch)
@@ -118,18 +136,39 @@ class Containment:
         committer: Committer,
     ) -> bool:
         """Contain the results of a task that an older coordinator has contained; True if this
-        changed the state of a replica or dispute. Nothing is done while the task has computed none
-        of these epochs."""
+        changed the state of a replica or dispute. Nothing is done while a task of a partition that
+        is not disputed has computed none of these epochs."""
         contained = response.contained
-        if contained is None or max(response.digests, default=NO_EPOCH) <= contained.after:
+        if contained is None:
             return False
-        computation = Computation(slot, response.task.incarnation, response.boot_id)
+        if not contained.disputed and max(response.digests, default=NO_EPOCH) <= contained.after:
+            return False
+        computation = _computation(slot, response, tasks)
         digests = epoch_digests(response)
-        disputed = {epoch: digests[epoch] for epoch in contained.disputed if epoch in digests}
+        disputed = {epoch: digests.get(epoch) for epoch in contained.disputed}
         listed = [task.slot for task in tasks]
+        name = contained.disputed_digest
+        digest_name = name if name in DIGEST_NAMES else "chained"
         if not self.comparison.containment_inherited(
-            computation, contained.after, disputed, listed
+            computation, contained.after, disputed, listed, digest_name
         ):
+            return False
+        self._contain(tasks, graph, committer)
+        return True
+
+    def contradicted(
+        self,
+        slot: Slot,
+        response: PollResponse,
+        tasks: Membership,
+        graph: Graph | None,
+        committer: Committer,
+    ) -> bool:
+        """Contain what a task has contradicted; True if it is new."""
+        if response.contradiction is None:
+            return False
+        computation, epoch = _computation(slot, response, tasks), response.contradiction.epoch
+        if not self.comparison.result_contradicted(computation, epoch):
             return False
         self._contain(tasks, graph, committer)
         return True
@@ -154,13 +193,10 @@ class Containment:
         """Let disputed partitions be computed again."""
         listed = [task.slot for task in tasks]
         for partition in list(self.comparison.disputes):
-            alive = [
-                c
-                for task in tasks
-                if task.partition == partition and not is_suspected(task)
-                for c in _computations(task)
-            ]
-            self.comparison.request_recomputation(partition, alive, now, listed)
+            found = [t for t in tasks if t.partition == partition and not is_suspected(t)]
+            alive = [c for task in found for c in _computations(task)]
+            waiting = [task.slot for task in found if task.phase is TaskPhase.WAITING]
+            self.comparison.request_recomputation(partition, alive, now, listed, waiting)
 
     def committable_entries(
         self,
@@ -237,7 +273,7 @@ class Containment:
         if graph is None:
             return
         for untrusted in self.comparison.take_untrusted():
-            self._untrusted.add(untrusted.partition)
+            self._untrusted.update(self._successors(untrusted.partition))
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
@@ -248,12 +284,32 @@ class Containment:
                 self.comparison.input_was_wrong(reader, found)
         self.update(graph)
 
+    def _successors(self, partition: Partition) -> list[Partition]:
+        """Partitions of the generation that have some of its operators: itself, or those into
+        which an edit has fused them. Their sinks go on with its files."""
+        if self._generation is None:
+            return [partition]
+        operator_ids = self._generation.operator_ids
+        mine = set(operator_ids.get(partition.segment, ()))
+        return [
+            Partition(segment.id, partition.index)
+            for segment in self._generation.topology.segments
+            if partition.index < segment.partitions and mine & set(operator_ids[segment.id])
+        ]
+
 
 def _computations(task: Task) -> list[Computation]:
     """The computation of a task, if it has one."""
     if task.response is None or not task.pod.may_be_running:
         return []
-    return [Computation(task.slot, task.pod.incarnation, task.response.boot_id)]
+    return [Computation(task.slot, task.pod.incarnation, task.response.boot_id, task.pod.node)]
+
+
+def _computation(slot: Slot, response: PollResponse, tasks: Membership) -> Computation:
+    """The computation that a response is from."""
+    task = tasks.find(slot, response.task.incarnation)
+    node = task.pod.node if task is not None else None
+    return Computation(slot, response.task.incarnation, response.boot_id, node)
 
 
 def _describe(dispute: Dispute, generation: Generation | None) -> str:

@@ -77,11 +77,11 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `digest_name` of
     EpochDigests; all agree through `agreed_through`. A dispute that an older coordinator opened
-    begins with the result of one party, one between copies with none, and it has none if all
-    parties have to compute again. `repeated`: replicas that
+    begins with the result of one party at most, one between copies with none, and it has none if
+    all parties have to compute again. `repeated`: replicas that
     computed the same again; `contradicted`: those that computed something else. `replaced`:
-    incarnations that are, or were, replaced on another node because of this dispute. `history`: the
-    transitions so far."""
+    incarnations that are, or were, replaced because of this dispute. `history`: the transitions so
+    far."""
 
     partition: Partition
     agreed_through: int
@@ -103,15 +103,18 @@ class Dispute:
         return any(computation == other for other, _ in self.results)
 
     def is_repetition(self, earlier: Computation, later: Computation) -> bool:
-        """Whether both may have run on the same node: they are of one slot, and no incarnation
-        between them was replaced because of this dispute, which would be on another node."""
+        """Whether both may have run on the same node. If the nodes are not known: they are of one
+        slot, and no incarnation between them was replaced because of this dispute."""
+        if earlier.node is not None and later.node is not None:
+            return earlier.node == later.node
         incarnations = range(earlier.incarnation, later.incarnation)
         return earlier.slot == later.slot and not any(
             (earlier.slot, incarnation) in self.replaced for incarnation in incarnations
         )
 
     def with_replaced(self, computation: Computation) -> Dispute:
-        """Its slot counts as another replica from the next incarnation on."""
+        """Its slot counts as another replica from the next incarnation on, if it is not known to be
+        on the same node."""
         return replace(self, replaced=self.replaced | {(computation.slot, computation.incarnation)})
 
     def step(self, event: DisputeEvent) -> Dispute:
@@ -150,7 +153,7 @@ class Dispute:
     def with_difference(
         self, computation: Computation, digests: EpochDigests, own: Sequence[EpochDigests]
     ) -> Dispute:
-        """Add a result that agrees with none. `own`: earlier results of the same replica."""
+        """Add a result that agrees with none. `own`: earlier results of the same node."""
         contradicted = self.contradicted | ({computation.slot} if own else frozenset())
         another_is_consistent = bool(own) and any(
             other.slot not in contradicted for other, _ in self.results
@@ -159,4 +162,7 @@ class Dispute:
         if len(self.results) == 1 and not self.unresolved:
             event = DisputeEvent.SECOND_DIFFERS
         results = (*self.results, (computation, digests))
-        return replace(self.step(event), results=results, contradicted=contradicted)
+        repeated = self.repeated - {computation.slot}
+        return replace(
+            self.step(event), results=results, repeated=repeated, contradicted=contradicted
+        )

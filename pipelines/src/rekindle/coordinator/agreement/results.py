@@ -9,7 +9,7 @@ Design: docs/design/coordinator.md#when-replicas-disagree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 
 from rekindle.protocol import PollResponse
 from rekindle.streams.digest import same_base
@@ -18,11 +18,13 @@ from rekindle.topology.model import Slot
 
 @dataclass(frozen=True, slots=True, order=True)
 class Computation:
-    """One boot of a replica: one process that computes from one restore point."""
+    """One boot of a replica: one process that computes from one restore point. `node`: on which it
+    runs; None if it is not known."""
 
     slot: Slot
     incarnation: int
     boot: str
+    node: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,9 @@ class EpochDigests:
         if mine is None or yours is None or (name == "chained" and not same_base(mine, yours)):
             return None
         return bool(mine == yours)
+
+
+DIGEST_NAMES = tuple(f.name for f in fields(EpochDigests))
 
 
 def have_same_digests(one: PollResponse, other: PollResponse) -> bool:

@@ -65,8 +65,10 @@ class DesiredState:
             "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),
             "digests_of": self.containment.disputed_epochs(task.partition),
+            "disputed_digest": self.containment.disputed_digest(task.partition),
             "partner": self._partner(task, replicas),
             "recompute": self.containment.boot_to_restart(task.slot),
+            "discard_log": waits and self.containment.discards_log(task.slot),
             "compare_files": waits
             and self.containment.may_have_wrong_files(task.partition, self.graph),
         }

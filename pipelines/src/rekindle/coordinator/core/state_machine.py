@@ -253,8 +253,10 @@ class Coordinator:
         partition = partition_of(slot)
         mixed = bool(mixed_engines({partition: self._replicas.get(partition, ())}))
         context = (self.membership, self._graph, self.committer)
-        if self.containment.keep_contained(slot, response, *context) or (
-            not mixed and self.containment.observed(slot, response, *context)
+        if (
+            self.containment.keep_contained(slot, response, *context)
+            or self.containment.contradicted(slot, response, *context)
+            or (not mixed and self.containment.observed(slot, response, *context))
         ):
             self._pacer.mark_urgent()
             self._update_derived()
@@ -297,7 +299,7 @@ class Coordinator:
         self.membership.pods_listed(event.pods, now)
         after = {(t.slot, t.pod.incarnation) for t in self.membership}
         for slot, _ in before - after:
-            self.containment.comparison.forget(slot)
+            self.containment.forget(slot)
         if before != after:
             self._pacer.mark_urgent()
         self._pods_are_known = True
@@ -308,9 +310,9 @@ class Coordinator:
     def _generation_seen(self, generation: Generation, now: float) -> list[Effect]:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
+            self.containment.configured(generation, self._graph)
             self._graph = build_graph(generation.topology)
             self._heads.keep(self._graph.inputs)
-            self.containment.configured(generation)
             self._obsolete_since = now
             self._pacer.mark_urgent()
             self._begin_polling(now)

@@ -50,6 +50,7 @@ def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
         address=address,
         may_be_running=address is not None and not ended,
         was_ready=started or conditions.get("Ready") == "True",
+        node=(document.get("spec") or {}).get("nodeName") or None,
     )
 
 

@@ -53,7 +53,11 @@ class PollCore:
         desired = self.desired
         if desired is None or desired.fence == self.fence or desired.sinks_through is None:
             return None
-        return Contained(after=desired.sinks_through, disputed=desired.digests_of)
+        return Contained(
+            after=desired.sinks_through,
+            disputed=desired.digests_of,
+            disputed_digest=desired.disputed_digest,
+        )
 
 
 def _name(ref: TaskRef) -> str:

@@ -287,16 +287,21 @@ class SupervisorCore:
             return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
         match self.phase:
             case ProcessPhase.WAITING:
-                compare = [CompareSinkFiles()] if poll.compare_files else []
+                before = self._before_start(poll)
                 if poll.restore is None:
-                    return [*compare]  # a partner's state may come instead
+                    return before  # a partner's state may come instead
                 self._enter(ProcessPhase.STARTING)
-                return [*compare, StartTask(poll.restore), RouteInputs(poll.upstreams)]
+                return [*before, StartTask(poll.restore), RouteInputs(poll.upstreams)]
             case ProcessPhase.STARTING:
                 return [RouteInputs(poll.upstreams)]  # inputs are read ahead
             case ProcessPhase.RUNNING:
                 return self._apply_desired()
         return []
+
+    def _before_start(self, poll: PollRequest) -> list[SupervisorEffect]:
+        """What may be wrong of earlier boots."""
+        discard: list[SupervisorEffect] = [DiscardLog()] if poll.discard_log else []
+        return [*discard, CompareSinkFiles()] if poll.compare_files else discard
 
     def _state_moved(self, epoch: int) -> list[SupervisorEffect]:
         if self.phase is not ProcessPhase.WAITING:
