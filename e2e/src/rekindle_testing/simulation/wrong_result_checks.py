@@ -2,7 +2,8 @@
 
 A wrong result is found by comparison with the other replica of its partition. So nothing is
 promised any more for a partition, and for what reads it, if that replica is lost, or the wrong one
-ends, before the coordinator knows of the difference.
+ends, before the coordinator knows of the difference; or if that coordinator is lost together with
+all tasks that it has told.
 
 Design: docs/simulation.md#wrong-results.
 """
@@ -139,6 +140,7 @@ class WrongResultChecks:
         for partition in self._faulty:
             if partition not in self.unprotected:
                 self._check_protection(partition)
+            self._check_memory(partition)
         self._scheduler.after(_LOOK_S, self._look)
 
     def _note_ready(self) -> None:
@@ -161,6 +163,37 @@ class WrongResultChecks:
             if is_alone or not (self._is_contained(pod) or self._has_right_partner(pod)):
                 self._lose(partition, f"the partner of {pod.slot.key}")
                 return
+
+    def _check_memory(self, partition: Partition) -> None:
+        """Once the coordinator that has found the difference is gone, only tasks that it has told
+        know of it, until its successor has read their responses."""
+        found_by, coordinator = self._found_by.get(partition), self._cluster.coordinator
+        boot = coordinator.boot if coordinator is not None else None
+        if found_by is None or found_by is boot:
+            return
+        for of in {partition, *downstream(self._graph, partition)} - self.unprotected:
+            is_known = any(self._knows(pod, of) for pod in self._cluster.pods.values())
+            if not is_known and self._has_wrong_files(of):
+                self._log(f"all that knew that files of {of.key} may be wrong are lost")
+                self.unprotected.add(of)
+        if self._ready is not None and self._scheduler.now - self._ready[1] > _TOLD_S:
+            self._found_by[partition] = boot
+
+    def _has_wrong_files(self, partition: Partition) -> bool:
+        return any(
+            self._wrong.any_wrong(files.values())
+            for (_, of), files in self._cluster.sinks.files.items()
+            if of == partition
+        )
+
+    def _knows(self, pod: TaskPod, partition: Partition) -> bool:
+        """Whether a task has been told that its results, on which those of the partition depend,
+        are held back, or that it has to compare its files."""
+        own = partition_of(pod.slot)
+        desired = pod.boot.core.polls.desired if pod.boot is not None else None
+        is_told = desired is not None and desired.sinks_through is not None
+        depends = partition in (own, *downstream(self._graph, own))
+        return depends and (is_told or pod.disk.compare)
 
     def _boot_ended(self, partition: Partition, boot: str) -> None:
         """A boot that was wrong has ended before the coordinator knew. Its partition stays
