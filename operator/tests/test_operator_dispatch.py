@@ -178,6 +178,17 @@ def test_what_a_replica_that_leads_no_longer_had_to_do_is_skipped(doer: Doer) ->
     assert doer.done == ["pod0", "pod1", "event"]
 
 
+def test_events_of_an_earlier_term_are_not_written(doer: Doer) -> None:
+    leads = [False, True]
+    doing = Dispatcher(
+        doer, doer.skip, lambda: 0.0, may_act=lambda: leads.pop(0), retries=Retries(lambda: 1.0)
+    )
+    doing.run([scheduled("event", order=ActionOrder.EMIT_EVENTS)])
+    doing.forget_events()
+    doing.run([])
+    assert doer.done == []
+
+
 class QuotaDoer(Doer):
     """Pods whose names begin with `hang` are refused, once they are released; what begins with
     `then` ends after that."""

@@ -39,6 +39,7 @@ class ProbingOperator:
         self.dead: set[str] = set()
         self.isolated = False  # from all nodes but its own, which is the first
         self.quarantined: dict[str, float] = {}
+        self.last_report_at: float | None = None  # None: the coordinator reports
         self.probes = ProbeState(detects_isolation=True)
         # When response and deadline of each probe come, by node and when it was sent. Without a
         # response: the probe did not arrive.
@@ -56,12 +57,20 @@ class ProbingOperator:
         return Snapshot(
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
-            silent_since=reported,
-            report_times={"uid-t": self.now},
+            silent_since=reported if self.last_report_at is None else {},
+            report_times={"uid-t": self.last_report_at or self.now},
+            pod_probes={pod.uid: self._pod_results(name) for name, pod in self.pods.items()},
             kubelet_probes=self.probes.results,
             quarantined=self.quarantined,
             own_node=next(iter(self.nodes)),
         )
+
+    def _pod_results(self, name: str) -> ProbeResults:
+        """Of its pod, which is probed at each tick."""
+        if name not in self.dead:
+            return ProbeResults(self.now, self.now)
+        died_at = self.silent_tasks.get(name, self.now)
+        return ProbeResults(self.now, died_at, min(self.now, died_at + TICK_S))
 
     def lost(self) -> set[str]:
         return set(assess_nodes(self.snapshot(), self.now, TIMING).lost_nodes)
@@ -198,6 +207,31 @@ def test_a_node_that_died_while_the_operator_was_isolated_is_lost_soon_after() -
     operator.isolated = False
     assert operator.run(1.25) == set()
     assert operator.run(1.5) == {"n1"}
+
+
+@pytest.mark.parametrize("slow_s", [0.8, 1.1, 1.4, 2.0])
+@pytest.mark.parametrize("nodes", [4, 20])
+def test_a_node_that_responds_late_keeps_no_other_from_being_lost(
+    nodes: int, slow_s: float
+) -> None:
+    operator = ProbingOperator([0.05, 0.05, 0.05, slow_s, *[0.05] * (nodes - 4)])
+    operator.run(9.0)
+    operator.freeze("n1")
+    for tick in range(20):
+        operator.tick(TICK_S + (0.0, 0.02, 0.01)[tick % 3])
+    assert operator.lost() == {"n1"}
+
+
+@pytest.mark.parametrize(("nodes", "dead"), [(100, 98), (200, 100), (400, 100)])
+def test_many_nodes_that_die_with_their_coordinator_are_lost_in_time(nodes: int, dead: int) -> None:
+    """Then all nodes are suspects."""
+    operator = ProbingOperator([0.05] * nodes)
+    operator.run(14.0)
+    victims = {f"n{i}" for i in range(1, dead + 1)}
+    operator.freeze(*victims)
+    operator.last_report_at = operator.now
+    operator.run(9.0)
+    assert operator.lost() == victims
 
 
 def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
@@ -338,6 +372,29 @@ def test_a_response_to_an_earlier_probe_leaves_the_later_one_unanswered() -> Non
     probes.reset_timers(START + 5)
     probes.responded("a", START + 3)
     assert probes.results["a"] == ProbeResults(START + 4, START + 3, START + 5)
+
+
+def test_a_node_that_was_not_probed_since_a_reset_is_not_avoided() -> None:
+    nodes = tuple(node(name) for name in "abc")
+    responding = ProbeResults(START + 3, START + 3)
+    for sent_at, avoided in ((START - 1, set()), (START + 1, {"uid-b"})):
+        unanswered = ProbeResults(sent_at, START - 9, START)
+        snapshot = Snapshot(
+            nodes=nodes, kubelet_probes={"uid-a": responding, "uid-b": unanswered}, own_node="c"
+        )
+        usable = assess_nodes(snapshot, START + 3, TIMING).usable_nodes
+        assert {n.uid for n in nodes if n.name not in usable} == avoided
+
+
+def test_a_late_response_does_not_undo_a_reset() -> None:
+    probes = ProbeState(detects_isolation=True)
+    for at in (START, START + 1):
+        for uid in "ab":
+            probes.sent(uid, at)
+    probes.reset_timers(START + 5)
+    probes.responded("b", START + 1)
+    probes.responded("a", START)
+    assert probes.results["a"].silent_since is None
 
 
 def test_a_clock_that_was_set_back_leaves_no_times_of_before() -> None:

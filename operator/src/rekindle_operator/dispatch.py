@@ -141,6 +141,12 @@ class Dispatcher:
         for key in not_due:
             self._drop_dependents(key)
 
+    def forget_events(self) -> None:
+        """At the start of a term: they are of an earlier one, and another leader has written its
+        own."""
+        with self._changed:
+            self._events.clear()
+
     def _is_over(self) -> bool:
         """Also when the rest can only wait for calls that hang."""
         now = time.monotonic()

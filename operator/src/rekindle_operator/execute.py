@@ -100,6 +100,10 @@ class Executor:
     def run(self, decisions: Iterable[TopologyActions]) -> None:
         self._dispatcher.run(schedule(decisions))
 
+    def forget_events(self) -> None:
+        """Those that were not written in an earlier term."""
+        self._dispatcher.forget_events()
+
     def _attempt(self, scheduled: ScheduledAction) -> Outcome:
         action = scheduled.action
         try:

@@ -148,6 +148,7 @@ class ControlLoop:
                 return False
             self._term, self._passed_at = term, self._monotonic()
             self._cluster.forget_uncreated_pods()
+            self._executor.forget_events()
             self._errors.clear()
             self._on_new_term()
         self._reset_timers_after_pause()

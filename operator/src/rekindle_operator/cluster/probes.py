@@ -31,7 +31,10 @@ class ProbeState:
     def __init__(self, *, detects_isolation: bool = False) -> None:
         self._detects_isolation = detects_isolation
         self._local: Set[str] = frozenset()  # no network is in between
-        self._without_response_since: float | None = None  # of all that are not local
+        # Of all that are not local: when the last probe was sent that got a response, and since
+        # when later ones have had none.
+        self._newest_responded = -inf
+        self._without_response_since: float | None = None
         self._lock = threading.Lock()
         self._results: dict[str, ProbeResults] = {}
         self._in_flight: dict[str, list[float]] = {}  # when each was sent
@@ -60,7 +63,7 @@ class ProbeState:
             if gap_s < 0:
                 self._results.clear()
                 self._in_flight.clear()
-                self._without_response_since = None
+                self._newest_responded, self._without_response_since = -inf, None
                 self._reset_at = -inf
             elif gap_s > _LATE_S:
                 self._reset_timers(now)
@@ -71,7 +74,7 @@ class ProbeState:
             self._reset_timers(until)
 
     def _reset_timers(self, until: float) -> None:
-        self._reset_at = until
+        self._reset_at = max(self._reset_at, until)
         for uid, known in self._results.items():
             if known.unanswered_since is not None:
                 since = self._counts_since(uid, known.unanswered_since)
@@ -114,8 +117,11 @@ class ProbeState:
             )
 
     def _reached_a_node(self, uid: str, sent_at: float) -> None:
-        if not self._detects_isolation or uid in self._local:
+        """A slow node's response to an earlier probe than the newest that got one shows nothing."""
+        is_new = sent_at >= self._newest_responded
+        if not self._detects_isolation or uid in self._local or not is_new:
             return
+        self._newest_responded = sent_at
         since = self._without_response_since
         if since is not None and sent_at - since > _ISOLATED_S:
             self._reset_timers(sent_at)

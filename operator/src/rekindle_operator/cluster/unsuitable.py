@@ -29,8 +29,8 @@ class Cause(StrEnum):
 _BACKOFF = {
     Cause.REFUSED: BackoffPolicy(first_s=300.0, longest_s=3600.0),
     Cause.SILENT: BackoffPolicy(first_s=30.0, longest_s=3600.0),  # a network may heal soon
-    # Its memory or its cores may be damaged; or only this process was.
-    Cause.DIVERGED: BackoffPolicy(first_s=30.0, longest_s=3600.0),
+    # Its memory or its cores may be damaged. A pod that no other node can take waits for so long.
+    Cause.DIVERGED: BackoffPolicy(first_s=30.0, longest_s=120.0),
 }
 _FULL_S = 5.0
 """Long enough for a gate to be opened for another node."""

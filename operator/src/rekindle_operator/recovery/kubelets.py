@@ -61,9 +61,9 @@ def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) ->
         names[uid]
         for uid, probed in snapshot.kubelet_probes.items()
         if uid in names
-        and probed.unanswered_since is not None
-        and newest_response_at - probed.unanswered_since >= timing.kubelet_silent_s
-        and now - probed.unanswered_since < timing.quarantine_s
+        and probed.silent_since is not None
+        and newest_response_at - probed.silent_since >= timing.kubelet_silent_s
+        and now - probed.silent_since < timing.quarantine_s
     )
 
 
@@ -128,13 +128,15 @@ def _unique(nodes: Iterable[NodeView]) -> list[NodeView]:
 def _controls(
     nodes: Iterable[NodeView], suspects: Set[str | None], snapshot: Snapshot
 ) -> list[NodeView]:
-    """First those that responded last and have no unanswered probe."""
+    """First those that have no unanswered probe; of these others than suspects, if there are any;
+    and those that responded last."""
 
-    def preference(node: NodeView) -> tuple[bool, float, str]:
+    def preference(node: NodeView) -> tuple[bool, bool, float, str]:
         results = snapshot.kubelet_probes.get(node.uid, ProbeResults(0.0))
-        return results.unanswered_since is not None, -(results.responded_at or 0.0), node.name
+        is_unanswered, is_suspect = results.unanswered_since is not None, node.name in suspects
+        return is_unanswered, is_suspect, -(results.responded_at or 0.0), node.name
 
-    others = (n for n in nodes if n.name not in suspects and n.name != snapshot.own_node)
+    others = (n for n in nodes if n.name != snapshot.own_node)
     return sorted(others, key=preference)[:_CONTROLS]
 
 
