@@ -547,6 +547,95 @@ def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
+def test_agreement_of_boots_that_have_ended_commits_no_result_of_new_ones() -> None:
+    world = readers()
+    world.run_epochs(3)  # the next checkpoint is at 15
+    for _ in range(3):
+        world.release_epoch()
+        for slot in world.tasks:
+            world.work(slot, 1)
+    for slot in world.tasks:
+        world.poll(slot)
+    assert world.coordinator.containment.comparison.witnessed(AGG) == 15
+    for slot in READERS:
+        world.tasks[slot].reboot()
+    leads = world.tasks[READERS[0]]
+    leads.corruption, leads.corrupt_from = "!", 14
+    for _ in range(3):
+        world.poll_round()
+        for slot in READERS:
+            world.work(slot, 1)
+    world.poll_round()
+    world.run_with_idle(READERS[1], 6)
+    world.run_epochs(2)
+    assert not [name for name in committed_objects(world) if "!" in name]
+    assert "replicas disagree on epoch 14" in world.reports[-1]["inconsistent"][0]
+
+
+def test_a_task_that_has_computed_again_is_trusted_while_another_engine_runs() -> None:
+    """It may be the one for which a roll waits."""
+    world = readers(replicas=3)
+    late = Slot("agg", 0, 2)
+    world.tasks[READERS[1]].engine = "e2"
+    world.poll_rounds(2)
+    source_was_wrong(world, world.head)
+    world.tasks[late].frozen = True
+    for _ in range(3):
+        world.poll_round()
+        for slot in READERS:
+            world.work(slot, 8)
+    world.tasks[late].frozen = False
+    world.run_epochs(6)
+    comparison = world.coordinator.containment.comparison
+    assert not [slot for slot in world.tasks if comparison.is_untrusted(slot)]
+
+
+def results(through: int, state: str | None = None) -> dict[int, EpochDigests]:
+    """Of epochs, the last one with the digest of its state."""
+    found = {e: EpochDigests(f"-1:c{e}", f"d{e}") for e in range(through)}
+    return {**found, through: EpochDigests(f"-1:c{through}", f"d{through}", state)}
+
+
+@pytest.mark.parametrize("replicas", [2, 3])
+def test_a_checkpoint_with_a_state_that_only_one_has_is_reported(replicas: int) -> None:
+    """Their output is equal, so the checkpoint was committed."""
+    comparison = DigestComparison()
+    boots = [Computation(Slot("left", 0, replica), 1, "a") for replica in range(replicas)]
+    for boot in boots:
+        comparison.observed(boot, results(5))
+    comparison.observed(boots[0], results(5, "s"))
+    comparison.committed(boots[0], 5)
+    for boot in boots[2:]:
+        comparison.observed(boot, results(5, "s"))
+    comparison.observed(boots[1], results(5, "t"))
+    comparison.checkpoint_differed(REPLICAS[1], incarnation=1, epoch=5)
+    assert [u.checkpoint for u in comparison.unverified] == ([5] if replicas == 2 else [])
+
+
+def test_a_result_that_is_discarded_does_not_open_a_dispute_again() -> None:
+    """A new coordinator reads that its input was wrong before it reads its own dispute."""
+    comparison = DigestComparison()
+    comparison.discard([computation(0)])
+    disputed = {5: EpochDigests("-1:w", "w")}
+    assert comparison.containment_inherited(computation(0), 4, disputed, REPLICAS)
+    (dispute,) = comparison.disputes.values()
+    assert not dispute.results
+
+
+@pytest.mark.parametrize("inherited", [False, True])
+def test_a_dispute_about_a_state_waits_until_the_first_one_is_saved(inherited: bool) -> None:
+    comparison = DigestComparison()
+    first = {5: EpochDigests("-1:c5", "d5") if inherited else None}
+    by = computation(1, boot="a" if inherited else "b")
+    comparison.containment_inherited(by, 4, first, REPLICAS, "state")
+    for replica in (0, 1):
+        comparison.observed(computation(replica, boot="b"), results(5), restored_from=3)
+    for replica in (0, 1):
+        comparison.observed(computation(replica, boot="b"), results(5, "s"), restored_from=3)
+    assert not comparison.disputes
+    assert not comparison.diverged
+
+
 def test_results_of_a_wrong_input_decide_nothing_after_it() -> None:
     """Neither those of boots that have ended."""
     world = readers()

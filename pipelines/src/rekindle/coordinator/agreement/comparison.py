@@ -33,6 +33,7 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 
 _MAX_EPOCHS = 64  # the newest ones, whose digests are kept for each computation
+_STATE_WAIT_EPOCHS = 16  # a checkpoint is saved within so many epochs
 RECOMPUTATION_TIMEOUT_S = 60.0
 """Time for a third computation to reach the epoch, after which another replica starts one."""
 
@@ -95,7 +96,9 @@ class DigestComparison:
         self._with_wrong_logs: set[Slot] = set()
         self._requested_at: dict[Partition, float] = {}  # when it was last to be computed again
         self._untrusted: list[UntrustedOutput] = []
-        self._verified: dict[Partition, int] = {}  # newest checkpoint that two have computed
+        # The newest checkpoint whose results two have computed, and the one whose state two have.
+        self._verified: dict[Partition, int] = {}
+        self._verified_state: dict[Partition, int] = {}
         self._unverified: dict[Partition, UnverifiedCheckpoint] = {}  # the first of each
         # Boots whose contradiction, or inherited containment, has been processed.
         self._contradicted: dict[Slot, Computation] = {}
@@ -123,6 +126,10 @@ class DigestComparison:
         disputed = partition_of(slot) in self._disputes
         return disputed or slot in self._diverged or slot in self._restarts
 
+    def is_compared(self, slot: Slot) -> bool:
+        """Whether this slot is one of the configured replicas of its partition."""
+        return self._replicas is None or slot.index < self._replicas.get(partition_of(slot), 0)
+
     def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot of a slot's task that has to compute again; None if it need not."""
         found = self._restarts.get(slot)
@@ -135,6 +142,11 @@ class DigestComparison:
     def witnessed(self, partition: Partition) -> int:
         """The newest epoch on which two computations of a partition agreed that are no copies."""
         return self._witnessed.get(partition, NO_EPOCH)
+
+    def witnessed_by(self, slot: Slot) -> int:
+        """The newest epoch at which two computations had the result of a replica's current boot."""
+        record = self._records.get(partition_of(slot), {}).get(slot)
+        return record.witnessed if record is not None else NO_EPOCH
 
     def agree_through(self, one: Slot, other: Slot) -> int:
         """The newest epoch at which the current boots of two replicas had the same result."""
@@ -154,8 +166,12 @@ class DigestComparison:
         """The configured number of replicas of each partition. A single replica is not compared,
         unless it moves, and its dispute cannot be decided: its results are accepted."""
         self._replicas = replicas
+        by_partition = (self._witnessed, self._committed, self._verified, self._verified_state)
+        for known in (*by_partition, self._unverified, self._requested_at):
+            for partition in known.keys() - replicas.keys():
+                del known[partition]
         for records in self._records.values():
-            for slot in [slot for slot in records if not self._is_compared(slot)]:
+            for slot in [slot for slot in records if not self.is_compared(slot)]:
                 del records[slot]
         for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
             started = {*self._records.get(partition, {}), *self._restarts}
@@ -183,12 +199,10 @@ class DigestComparison:
         before = (dict(self._diverged), dict(self._disputes), dict(self._restarts))
         if self._restarts.get(computation.slot) == computation:
             return False  # this boot is about to end
-        if not self._is_compared(computation.slot):
+        if not self.is_compared(computation.slot):
             return False
-        if self._restarts.pop(computation.slot, None) is not None:
-            self._with_wrong_logs.add(computation.slot)
-        if restored_from is not None or copied_through is not None:
-            self._with_wrong_logs.discard(computation.slot)  # it has started
+        has_started = restored_from is not None or copied_through is not None
+        self.boot_observed(computation, has_started)
         partition = partition_of(computation.slot)
         changed_epochs = self._record(computation, digests)
         self._match_committed(partition)
@@ -199,6 +213,19 @@ class DigestComparison:
             if partition not in self._disputes:
                 self._compare(partition, epoch)
         return before != (self._diverged, self._disputes, self._restarts)
+
+    def boot_observed(self, computation: Computation, has_started: bool) -> bool:
+        """A boot has responded; `has_started`: it has state. True if its replica had to compute
+        again, and does so now."""
+        slot = computation.slot
+        if self._restarts.get(slot) == computation:
+            return False
+        restarted = self._restarts.pop(slot, None) is not None
+        if restarted:
+            self._with_wrong_logs.add(slot)
+        if has_started:
+            self._with_wrong_logs.discard(slot)
+        return restarted
 
     def _record(self, computation: Computation, digests: Mapping[int, EpochDigests]) -> list[int]:
         """Keep the newest digests of each boot. Returns the epochs that are new or changed."""
@@ -267,7 +294,11 @@ class DigestComparison:
         elif self._has_partners(computation.slot, listed):
             epoch = min(disputed)
             result = disputed[epoch]
-            results = ((computation, result),) if result is not None else ()
+            # One that computes again does not count, nor one whose state is not saved yet.
+            counts = result is not None and getattr(result, digest_name) is not None
+            if self._restarts.get(computation.slot) == computation:
+                counts = False
+            results = ((computation, result),) if result is not None and counts else ()
             self._disputes[partition] = Dispute(partition, after, epoch, digest_name, results)
         elif self._is_configured(partition):
             return False
@@ -281,7 +312,8 @@ class DigestComparison:
         partition = partition_of(slot)
         record = self._records.get(partition, {}).get(slot)
         if record is not None:  # otherwise its results count no more
-            self._go_on_from(partition, epoch, min(self.witnessed(partition), epoch - 1))
+            after = min(self.witnessed(partition), epoch - 1)
+            self._go_on_from(partition, epoch, after, self._verified_state)
         agreed = record.witnessed if record is not None else NO_EPOCH
         has_copies = bool(self._discard_copies(partition))  # some may be of this replica's state
         if record is None or agreed < max(record.digests, default=epoch) or has_copies:
@@ -315,6 +347,8 @@ class DigestComparison:
         what its replicas compute again has to agree again."""
         if partition in self._witnessed:
             self._witnessed[partition] = min(self._witnessed[partition], after)
+        for record in self._records.get(partition, {}).values():
+            record.witnessed = min(record.witnessed, after)
 
     def forget(self, slot: Slot) -> None:
         """The slot's task ended or was replaced. Its results in an open dispute still count."""
@@ -349,7 +383,7 @@ class DigestComparison:
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return
-        if any(c.slot in waiting for c in alive):
+        if any(c.slot in waiting and c.slot not in self._diverged for c in alive):
             self._requested_at[partition] = now
         if any(not dispute.is_party(c) and c.slot not in self._diverged for c in alive):
             self._requested_at.setdefault(partition, now)  # it has not reached the epoch yet
@@ -389,19 +423,15 @@ class DigestComparison:
         in a planned move."""
         if self._replicas is None or self._replicas.get(partition, 0) > 1:
             return False
-        compared = {s for s in slots if partition_of(s) == partition and self._is_compared(s)}
+        compared = {s for s in slots if partition_of(s) == partition and self.is_compared(s)}
         return len(compared) < 2
 
     def _has_partners(self, slot: Slot, listed: Iterable[Slot]) -> bool:
-        return self._is_compared(slot) and not self._is_alone(partition_of(slot), listed)
+        return self.is_compared(slot) and not self._is_alone(partition_of(slot), listed)
 
     def _is_configured(self, partition: Partition) -> bool:
         """Whether the newest generation has it."""
         return self._replicas is None or partition in self._replicas
-
-    def _is_compared(self, slot: Slot) -> bool:
-        """Whether this slot is one of the configured replicas of its partition."""
-        return self._replicas is None or slot.index < self._replicas.get(partition_of(slot), 0)
 
     def _compare(self, partition: Partition, epoch: int) -> None:
         """Compare the results that the current boots report for an epoch."""
@@ -468,7 +498,12 @@ class DigestComparison:
         if partition not in self._committed:
             return
         epoch, committed = self._committed[partition]
-        for record in self._records.get(partition, {}).values():
+        records = self._records.get(partition, {}).values()
+        results = [(r.computation, r.digests[epoch]) for r in records if epoch in r.digests]
+        alike = [(c, digests) for c, digests in results if digests.agrees(committed, "state")]
+        if len(alike) > 1 and self._witness_count(partition, alike) > 1:
+            self._verified_state[partition] = epoch
+        for record in records:
             found = record.digests.get(epoch)
             if found is not None and found.agrees(committed, "chained"):
                 record.committed = epoch
@@ -501,13 +536,16 @@ class DigestComparison:
         if restored_from is not None and restored_from >= dispute.epoch:
             self._end(partition, DisputeEvent.SUPERSEDED)
             self.discard(self._running(dispute))
-            self._go_on_from(partition, restored_from, dispute.agreed_through)
+            is_state = dispute.digest_name == "state"
+            verified = self._verified_state if is_state else self._verified
+            self._go_on_from(partition, restored_from, dispute.agreed_through, verified)
             return
         found = self._records[partition][computation.slot].digests.get(dispute.epoch)
         if found is None:
             return
         if not dispute.results:
-            self._continue(dispute.with_first(computation, found))
+            if self._is_complete(found, dispute, computation):
+                self._continue(dispute.with_first(computation, found))
             return
         own = [
             earlier
@@ -524,16 +562,33 @@ class DigestComparison:
         if correct:
             self._end(partition, DisputeEvent.MATCHED)
             self._witnessed[partition] = max(dispute.epoch, self.witnessed(partition))
+            for record in self._records[partition].values():
+                if record.computation in (computation, *correct):
+                    record.witnessed = max(dispute.epoch, record.witnessed)
             self._mark_all_diverged(wrong, dispute.epoch, computation)
         elif wrong:
             self._continue(dispute.with_difference(computation, found, own))
         elif not any(dispute.is_party(r.computation) for r in self._records[partition].values()):
             self._end(partition, DisputeEvent.NOT_COMPARABLE)
 
-    def _go_on_from(self, partition: Partition, checkpoint: int, agreed_through: int) -> None:
+    def _is_complete(self, found: EpochDigests, dispute: Dispute, computation: Computation) -> bool:
+        """Whether a result has the digest in which others differ. A state is saved some epochs
+        later; if it is not by then, this boot has no checkpoint at that epoch."""
+        newest = max(self._records[dispute.partition][computation.slot].digests)
+        waited = newest - dispute.epoch > _STATE_WAIT_EPOCHS
+        return waited or getattr(found, dispute.digest_name) is not None
+
+    def _go_on_from(
+        self,
+        partition: Partition,
+        checkpoint: int,
+        agreed_through: int,
+        verified: Mapping[Partition, int],
+    ) -> None:
         """Replicas that disagree after `agreed_through` go on from a committed checkpoint. If only
-        one of them has computed it, nobody knows whether it is right, and nothing will show it."""
-        if checkpoint > self._verified.get(partition, NO_EPOCH):
+        one of them has computed it, nobody knows whether it is right, and nothing will show it.
+        `verified`: checkpoints that two have computed."""
+        if checkpoint > verified.get(partition, NO_EPOCH):
             found = UnverifiedCheckpoint(partition, agreed_through, checkpoint)
             self._unverified.setdefault(partition, found)
 

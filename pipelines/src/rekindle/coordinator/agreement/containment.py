@@ -127,6 +127,13 @@ class Containment:
         self._contain(tasks, graph, committer)
         return True
 
+    def boot_observed(self, slot: Slot, response: PollResponse, tasks: Membership) -> bool:
+        """Of a task that cannot be compared now: True if it is to be trusted again, since it
+        computes again as it had to."""
+        copied = response.movement is not None and response.movement.moved_through is not None
+        has_started = copied or response.restored_from is not None
+        return self.comparison.boot_observed(_computation(slot, response, tasks), has_started)
+
     def keep_contained(
         self,
         slot: Slot,
@@ -206,20 +213,21 @@ class Containment:
         is_suspected: TaskPredicate,
     ) -> list[CheckpointDone]:
         """The entries of a task that may be committed: no entry if the replica is untrusted;
-        otherwise those at epochs whose result two replicas have computed, or on which all other
-        replicas agree with it, including copies and those that catch up, except replicas that are
-        far behind. (It is not enough that a donor and its copy agree: a third replica, a few epochs
-        behind, may show that both are wrong.)"""
+        otherwise those at epochs whose result two computations have had, this boot among them, or
+        on which all other replicas agree with it, including copies and those that catch up, except
+        replicas that are far behind. (It is not enough that a donor and its copy agree: a third
+        replica, a few epochs behind, may show that both are wrong.)"""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
         kept = [d for d in done if through is None or d.epoch <= through]
-        witnessed = self.comparison.witnessed(partition)
+        witnessed = self.comparison.witnessed_by(slot)
         others = [
             (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
             for t in replicas.get(partition, ())
-            if t.slot != slot and t.response and t.phase.serves and not is_suspected(t)
+            if t.slot != slot and self.comparison.is_compared(t.slot)
+            if t.response and t.phase.serves and not is_suspected(t)
             if t.response.chained  # without digests there is nothing to agree with
         ]
         return [

@@ -256,6 +256,7 @@ class Coordinator:
         if (
             self.containment.keep_contained(slot, response, *context)
             or self.containment.contradicted(slot, response, *context)
+            or (mixed and self.containment.boot_observed(slot, response, self.membership))
             or (not mixed and self.containment.observed(slot, response, *context))
         ):
             self._pacer.mark_urgent()
