@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
-from rekindle.errors import BelowFloor, Diverged, LogFull
+from rekindle.errors import BelowFloor, DifferentResults, LogFull
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.log import Result
 from rekindle.streams.log_reading import MAX_READ_EPOCHS
@@ -54,7 +54,7 @@ def test_the_same_epoch_again_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("other", [batch(1, salt=7), batch(1, watermark=5)])
 def test_another_result_for_an_epoch_is_divergence(tmp_path: Path, other: EpochBatch) -> None:
-    with pytest.raises(Diverged, match="epoch 1 of stream stream/0"):
+    with pytest.raises(DifferentResults, match="epoch 1 of stream stream/0"):
         filled(tmp_path, 3).append(other)
 
 

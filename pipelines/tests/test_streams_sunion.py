@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rekindle.errors import Diverged
+from rekindle.errors import DifferentResults
 from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion, TentativeRefused
 
@@ -113,5 +113,5 @@ def test_tentative_batches_are_refused_by_name() -> None:
 def test_replicas_that_disagree_raise_diverged() -> None:
     union = SUnion(INPUTS, next_epoch=0, watermark=0)
     union.add(CHANNELS[0], batch(CHANNELS[0], 0))
-    with pytest.raises(Diverged, match="disagree on epoch 0"):
+    with pytest.raises(DifferentResults, match="disagree on epoch 0"):
         union.add(CHANNELS[0], batch(CHANNELS[0], 0, digest="other"))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.errors import Diverged
+from rekindle.errors import DifferentResults
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.sunion import Channel
 from rekindle.table_memory import memory_bytes
@@ -103,10 +103,10 @@ def test_an_announcement_costs_the_same_however_far_ahead() -> None:
 def test_an_error_is_raised_by_each_call_from_then_on() -> None:
     core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1000)
     core.arrived(LEFT, batch(LEFT, 0))
-    with pytest.raises(Diverged):
+    with pytest.raises(DifferentResults):
         core.arrived(LEFT, batch(LEFT, 0, digest="other"))
     core.failed(ValueError("a later one"))
     for _ in range(2):
         assert core.may_take
-        with pytest.raises(Diverged):
+        with pytest.raises(DifferentResults):
             core.take(CallBounds())

@@ -8,7 +8,7 @@ import pytest
 from task_world import SINK, World
 
 from rekindle.engine.model import State
-from rekindle.errors import Diverged, NotDeterministic
+from rekindle.errors import DifferentResults, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.discard import discard_marked, mark_comparison, mark_for_discard
 from rekindle.task.state import TaskState
@@ -83,7 +83,7 @@ def test_a_task_without_partners_serves_its_log_at_once(home: Path) -> None:
 
 def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    with pytest.raises(Diverged, match="two of three"):
+    with pytest.raises(DifferentResults, match="two of three"):
         Boot(home, replicas=1).run()
     third = Boot(home, replicas=1)
     assert third.world.log.last == NO_EPOCH, "nothing is served before it is decided"
@@ -97,7 +97,7 @@ def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None
 
 def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
     Boot(home, replicas=1).run()
-    with pytest.raises(Diverged):
+    with pytest.raises(DifferentResults):
         Boot(home, replicas=1, wrong=7).run()
     world = Boot(home, replicas=1).run()
     assert world.sums() == SUMS
@@ -106,7 +106,7 @@ def test_a_right_log_is_kept_when_one_computation_was_wrong(home: Path) -> None:
 
 def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    with pytest.raises(Diverged):
+    with pytest.raises(DifferentResults):
         Boot(home, replicas=1, wrong=7).run()
     with pytest.raises(NotDeterministic, match="3 different results"):
         Boot(home, replicas=1).run()
@@ -119,7 +119,7 @@ def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
 
 def test_sinks_compare_files_written_from_a_wrong_log(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    with pytest.raises(Diverged):
+    with pytest.raises(DifferentResults):
         Boot(home, replicas=1).run()
     boot = Boot(home, replicas=1)
     boot.world.sink.epochs = list(range(8))
@@ -167,9 +167,9 @@ def test_sinks_compare_although_the_boot_that_had_to_was_killed(home: Path, repl
     run_and_compare_all_files(Boot(home, replicas))
 
 
-def test_files_of_a_decided_dispute_are_compared_after_a_kill_too(home: Path) -> None:
+def test_files_are_compared_after_a_kill_too_once_two_results_agree(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    with pytest.raises(Diverged):
+    with pytest.raises(DifferentResults):
         Boot(home, replicas=1).run()
     killed(Boot(home, replicas=1), epoch=WRONG)
     boot = Boot(home, replicas=1)
@@ -211,9 +211,9 @@ def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
     world.sinks.stop()
 
 
-def test_a_checkpoint_beyond_the_epoch_ends_its_dispute(home: Path) -> None:
+def test_a_checkpoint_beyond_the_epoch_ends_the_comparison_of_results(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
-    with pytest.raises(Diverged):
+    with pytest.raises(DifferentResults):
         Boot(home, replicas=1).run()
     world = World(home, TaskState(WRONG, 50, State()))
     assert (world.log.base, world.log.last) == (WRONG + 1, WRONG)

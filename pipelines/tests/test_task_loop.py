@@ -15,7 +15,7 @@ from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
-from rekindle.errors import Diverged, ObjectMissing, StoreError
+from rekindle.errors import DifferentResults, ObjectMissing, StoreError
 from rekindle.protocol import RestorePoint
 from rekindle.task.core.inputs import released_epoch
 from rekindle.task.state import TaskState
@@ -77,7 +77,7 @@ def test_a_restart_computes_again_and_compares(tmp_path: Path) -> None:
     assert again.chain.calls[0][0] == 10
     assert again.sums() == [sum(range(e + 1)) for e in range(18)]
     wrong = World(tmp_path, TaskState(saved.epoch, saved.watermark, State()))
-    with pytest.raises(Diverged, match="epoch 10"):
+    with pytest.raises(DifferentResults, match="epoch 10"):
         wrong.run_to(18)
 
 

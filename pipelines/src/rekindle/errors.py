@@ -97,11 +97,11 @@ class SinkRefused(RekindleError):
     """A sink belongs to another topology, or cannot be written; names the URL."""
 
 
-class Diverged(RekindleError):
+class DifferentResults(RekindleError):
     """The same epoch was computed twice with different results: determinism is violated."""
 
 
-class NotDeterministic(Diverged):
+class NotDeterministic(DifferentResults):
     """Every computation of an epoch gave a different result, so repeating it does not help."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rekindle.errors import Diverged, NotDeterministic
+from rekindle.errors import DifferentResults, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
 
 _RESULTS_BEFORE_DECISION = 2
@@ -73,7 +73,7 @@ class Disk:
             return f"epoch {epoch} differs from what an earlier boot of this replica had in its log"
         if value not in before:
             self.disputed = epoch, (*before, value)
-            error = Diverged if len(before) < _RESULTS_BEFORE_DECISION else NotDeterministic
+            error = DifferentResults if len(before) < _RESULTS_BEFORE_DECISION else NotDeterministic
             raise error(f"epoch {epoch} was computed with different results")
         self.disputed = None
         return None if value == before[0] else f"epoch {epoch} was wrong in the output log"

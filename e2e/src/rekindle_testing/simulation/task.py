@@ -23,7 +23,7 @@ from rekindle.consistency.messages import (
 from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
-from rekindle.errors import Diverged, ObjectMissing
+from rekindle.errors import DifferentResults, ObjectMissing
 from rekindle.exchange.state_mover.donor import DonorEffect, DonorStopping
 from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
 from rekindle.exchange.state_mover.newcomer import NewcomerEffect
@@ -408,7 +408,7 @@ class TaskProcess:
         else:
             try:
                 self._compare_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
-            except Diverged as error:
+            except DifferentResults as error:
                 self.step(CallFailedPermanently(error))
                 return
         self._log_server.output = self.tentative.begin_output(self._log_server.changed)
@@ -490,7 +490,7 @@ class TaskProcess:
             (value,) = values_in(output.rows)
             try:
                 message = self._disk.check(output.epoch, value, self._is_alone)
-            except Diverged as error:
+            except DifferentResults as error:
                 self.step(CallFailedPermanently(error))
                 return
             if message is not None:

@@ -155,7 +155,7 @@ class ConsistencyCore:
     # -- events ----------------------------------------------------------------------------------
 
     def step(self, event: ConsistencyInput, now: float) -> list[ConsistencyEffect]:
-        """Raises InvalidTransition, InvalidInput, Diverged."""
+        """Raises InvalidTransition, InvalidInput, DifferentResults."""
         self._now = now
         effects = self._handle(event, now)
         self._note_waiting(now)

@@ -82,7 +82,7 @@ class Inputs:
 
     def receive(self, channel: Channel, batch: EpochBatch, live: bool) -> bool:
         """Returns whether it is a stable batch of the next epoch. Raises InvalidInput if a stable
-        epoch was left out, Diverged."""
+        epoch was left out, DifferentResults."""
         state, progress = self.channels[channel], False
         match batch.kind:
             case BatchKind.STABLE:

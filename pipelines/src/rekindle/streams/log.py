@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from rekindle.errors import (
     BelowFloor,
-    Diverged,
+    DifferentResults,
     LogCorrupt,
     LogFull,
     ObjectMissing,
@@ -345,7 +345,7 @@ class OutputLog:
 
     def append(self, batch: EpochBatch) -> bool:
         """Add an epoch; True if it is new. An epoch that exists already must be equal; one that
-        was truncated is ignored. Raises Diverged, LogFull, LogCorrupt once damage was found;
+        was truncated is ignored. Raises DifferentResults, LogFull, LogCorrupt once damage was found;
         after OSError the log is unchanged.
         """
         if (batch.kind, batch.attempt) != (self._kind, self.attempt):
@@ -576,7 +576,7 @@ class OutputLog:
         if mine is None:  # truncated
             return
         if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
-            raise Diverged(
+            raise DifferentResults(
                 f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
                 f"with another result: digest {mine.digest} and watermark {mine.watermark} in the "
                 f"log, now {batch.digest} and {batch.watermark}; does the operator use a function "

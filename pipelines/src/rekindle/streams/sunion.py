@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from rekindle.errors import Diverged, RekindleError
+from rekindle.errors import DifferentResults, RekindleError
 from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 
 
@@ -85,7 +85,7 @@ class SUnion:
 
     def add(self, channel: Channel, batch: EpochBatch) -> list[EpochInput]:
         """Add a batch and return the epochs that it completes, in order; a second batch of the
-        same epoch is dropped if it equals the first. Raises TentativeRefused, Diverged."""
+        same epoch is dropped if it equals the first. Raises TentativeRefused, DifferentResults."""
         inbox = self._inboxes[channel]
         if batch.kind is not BatchKind.STABLE:
             raise TentativeRefused(
@@ -129,7 +129,7 @@ def merge_rows(tables: list[pa.Table]) -> pa.Table:
 
 def _require_equal(known: EpochBatch, batch: EpochBatch) -> None:
     if (known.digest, known.watermark) != (batch.digest, batch.watermark):
-        raise Diverged(
+        raise DifferentResults(
             f"two replicas of stream {batch.stream}/{batch.partition} disagree on epoch "
             f"{batch.epoch}: digests {known.digest} and {batch.digest}, watermarks "
             f"{known.watermark} and {batch.watermark}"

@@ -24,7 +24,7 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.errors import Diverged, NotDeterministic
+from rekindle.errors import DifferentResults, NotDeterministic
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog, Result
 from rekindle.task.discard import end_comparison, mark_comparison, must_compare
@@ -63,7 +63,7 @@ class EarlierBoots:
 
     def check(self, batch: EpochBatch) -> str | None:
         """Compare an epoch before it enters the log. Returns a message if another result may have
-        been served, else None. Raises Diverged if one more computation decides which is right,
+        been served, else None. Raises DifferentResults if one more computation decides which is right,
         NotDeterministic if none does."""
         before = self._results.pop(batch.epoch, ())
         now = Result(batch.digest, batch.watermark)
@@ -107,22 +107,22 @@ def continue_log(
         results = {e: (r,) for e, r in log.results(restored_from + 1).items()}
         log.start_at(restored_from + 1, keep=has_no_partners)
         return EarlierBoots(directory, results, has_no_partners, compare_from)
-    epoch, disputed = stored
-    if epoch > restored_from and len(disputed) > _RESULTS_BEFORE_DECISION:
-        raise _divergence_error(f"epoch {epoch} of stream {log.stream}/{log.partition}", disputed)
+    epoch, differing = stored
+    if epoch > restored_from and len(differing) > _RESULTS_BEFORE_DECISION:
+        raise _divergence_error(f"epoch {epoch} of stream {log.stream}/{log.partition}", differing)
     log.start_at(restored_from + 1, keep=False)
     if epoch <= restored_from:
         return EarlierBoots(directory, {}, has_no_partners, compare_from)
     if compare_from is None:
         mark_comparison(directory)  # it outlives the file of results, which the decision deletes
         compare_from = epoch
-    return EarlierBoots(directory, {epoch: disputed}, has_no_partners, compare_from)
+    return EarlierBoots(directory, {epoch: differing}, has_no_partners, compare_from)
 
 
-def _divergence_error(where: str, results: tuple[Result, ...]) -> Diverged:
+def _divergence_error(where: str, results: tuple[Result, ...]) -> DifferentResults:
     shown = ", ".join(f"{r.digest} (watermark {r.watermark})" for r in results)
     if len(results) == _RESULTS_BEFORE_DECISION:
-        return Diverged(
+        return DifferentResults(
             f"{where} was computed again with another result than the output log has: {shown}. It "
             f"is computed once more from the checkpoint: two of three results decide"
         )

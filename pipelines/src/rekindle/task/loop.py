@@ -144,7 +144,7 @@ class EpochLoop:
 
     def run(self) -> None:
         """Run until the task has to stop. Raises permanent errors: OperatorFailed, EpochTooLarge,
-        Diverged, EngineUnavailable, StateLost."""
+        DifferentResults, EngineUnavailable, StateLost."""
         while not self._wait(0):
             self.run_call(timeout_s=0.25)
 

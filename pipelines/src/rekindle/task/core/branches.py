@@ -125,7 +125,7 @@ class BranchesCore:
     # -- events ----------------------------------------------------------------------------------
 
     def step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:
-        """Raises InvalidTransition, InvalidInput, Diverged; `error` keeps the first one."""
+        """Raises InvalidTransition, InvalidInput, DifferentResults; `error` keeps the first one."""
         try:
             effects = self._step(event, now)
             if self._retry_at is not None and now >= self._retry_at:

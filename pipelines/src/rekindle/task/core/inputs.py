@@ -94,7 +94,7 @@ class StreamsCore:
         return sum(sizes.values())
 
     def arrived(self, channel: Channel, batch: EpochBatch) -> None:
-        """Raises TentativeRefused, Diverged; `error` keeps them too."""
+        """Raises TentativeRefused, DifferentResults; `error` keeps them too."""
         try:
             complete = self._union.add(channel, batch)
         except Exception as error:
