@@ -345,8 +345,8 @@ class OutputLog:
 
     def append(self, batch: EpochBatch) -> bool:
         """Add an epoch; True if it is new. An epoch that exists already must be equal; one that
-        was truncated is ignored. Raises DifferentResults, LogFull, LogCorrupt once damage was found;
-        after OSError the log is unchanged.
+        was truncated is ignored. Raises DifferentResults, LogFull, LogCorrupt once damage was
+        found; after OSError the log is unchanged.
         """
         if (batch.kind, batch.attempt) != (self._kind, self.attempt):
             raise ValueError(

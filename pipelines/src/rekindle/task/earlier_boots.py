@@ -63,8 +63,8 @@ class EarlierBoots:
 
     def check(self, batch: EpochBatch) -> str | None:
         """Compare an epoch before it enters the log. Returns a message if another result may have
-        been served, else None. Raises DifferentResults if one more computation decides which is right,
-        NotDeterministic if none does."""
+        been served, else None. Raises DifferentResults if one more computation decides which is
+        right, NotDeterministic if none does."""
         before = self._results.pop(batch.epoch, ())
         now = Result(batch.digest, batch.watermark)
         if all(now == result for result in before):
