@@ -226,7 +226,7 @@ EVICTED_AGAIN = [
     fault(FaultKind.EVICT_TASK, at, 1.0, target, BY_FORCE)
     for at, target in ((16.0, 2), (25.0, 3), (34.5, 2), (44.0, 3), (53.5, 2))
 ]
-DONOR_IS_LOST = [fault(FaultKind.FAIL_DONOR, 18.0, 5.0, target=0, other=LOSES_POD)]
+DONOR_IS_LOST = [fault(FaultKind.FAIL_DONOR, 22.0, 5.0, target=0, other=LOSES_POD)]
 FINITE_DELAY = Variant(topologies.CHAIN, 2.0)
 SUSPENDING = Variant(topologies.CHAIN, 2.0, during_stabilization="Suspend")
 STABLE = Variant(topologies.CHAIN)
@@ -281,28 +281,33 @@ def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
 
 
 @pytest.mark.parametrize(
-    ("name", "topology", "recurrence"),
+    ("name", "topology", "replica", "recurrence"),
     [
         (
             "the first of two replicas that disagree is believed",
             topologies.CHAIN,
+            0,
             Recurrence.ONCE,
         ),
-        ("a dispute never ends", topologies.CHAIN, Recurrence.ONCE),
-        ("sinks write while replicas disagree", topologies.CHAIN, Recurrence.ONCE),
-        ("a replica that repeats its result is believed", topologies.CHAIN, Recurrence.REPEATED),
-        ("a replica that is known to be wrong stays", topologies.CHAIN, Recurrence.ONCE),
-        ("what has read a wrong epoch goes on", topologies.DIAMOND, Recurrence.REPEATED),
+        ("a dispute never ends", topologies.CHAIN, 0, Recurrence.ONCE),
+        ("sinks write while replicas disagree", topologies.CHAIN, 0, Recurrence.ONCE),
+        ("a replica that repeats its result is believed", topologies.CHAIN, 0, Recurrence.REPEATED),
+        ("a replica that is known to be wrong stays", topologies.CHAIN, 0, Recurrence.ONCE),
+        ("what has read a wrong epoch goes on", topologies.DIAMOND, 1, Recurrence.REPEATED),
         (
             "pods that start after a dispute compare no files",
             topologies.DIAMOND,
+            2,
             Recurrence.REPEATED,
         ),
     ],
 )
-def test_bugs_in_disputes_are_found(name: str, topology: Spec, recurrence: Recurrence) -> None:
+def test_bugs_in_disputes_are_found(
+    name: str, topology: Spec, replica: int, recurrence: Recurrence
+) -> None:
     with MUTANTS[name]():
-        failure = simulate(CHAIN_SEED, wrong_result(0, recurrence), Variant(topology)).failure
+        faults = wrong_result(replica, recurrence)
+        failure = simulate(CHAIN_SEED, faults, Variant(topology)).failure
     assert failure is not None
 
 
