@@ -67,6 +67,7 @@ class WrongResultChecks:
         # The coordinator that has found the difference: it must not forget that.
         self._found_by: dict[Partition, object] = {}
         self._found_at: dict[Partition, float] = {}
+        self._succeeded: dict[Partition, object] = {}  # one of these whose successor is ready
         # A coordinator that has not read a manifest yet gives no desired state.
         self._ready: tuple[object, float] | None = None  # its boot, and since when it is ready
 
@@ -166,18 +167,19 @@ class WrongResultChecks:
 
     def _check_memory(self, partition: Partition) -> None:
         """Once the coordinator that has found the difference is gone, only tasks that it has told
-        know of it, until its successor has read their responses."""
+        know of it. A new one has read their responses before it gives a desired state."""
         found_by, coordinator = self._found_by.get(partition), self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
-        if found_by is None or found_by is boot:
+        if found_by in (None, boot, self._succeeded.get(partition)):
+            return
+        if self._ready is not None:
+            self._succeeded[partition] = found_by
             return
         for of in {partition, *downstream(self._graph, partition)} - self.unprotected:
             is_known = any(self._knows(pod, of) for pod in self._cluster.pods.values())
             if not is_known and self._has_wrong_files(of):
                 self._log(f"all that knew that files of {of.key} may be wrong are lost")
                 self.unprotected.add(of)
-        if self._ready is not None and self._scheduler.now - self._ready[1] > _TOLD_S:
-            self._found_by[partition] = boot
 
     def _has_wrong_files(self, partition: Partition) -> bool:
         return any(
