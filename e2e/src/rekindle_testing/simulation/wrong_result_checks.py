@@ -302,6 +302,7 @@ class WrongResultChecks:
         what is committed: a replica that computes that again only compares it.)"""
         if not self.happened or poll.ask_only:
             return
+        self._check_release(slot, poll)
         for partition in coordinator.containment.comparison.disputes:
             depends = (partition, *downstream(self._graph, partition))
             if partition not in self._faulty or partition_of(slot) not in depends:
@@ -314,6 +315,17 @@ class WrongResultChecks:
                     f"I2: replicas of {partition.key} disagree on epoch {first}, and sinks of "
                     f"{slot.key} may write through {through}"
                 )
+
+    def _check_release(self, slot: Slot, poll: PollRequest) -> None:
+        """A task with wrong results that were held back, by this coordinator or by one before it,
+        is not released."""
+        pod = self._cluster.pods.get(slot)
+        if pod is None or pod.boot is None or partition_of(slot) in self.unprotected:
+            return
+        desired = pod.boot.core.polls.desired
+        is_held = desired is not None and desired.sinks_through is not None
+        if is_held and poll.sinks_through is None and self._is_wrong(pod):
+            self._failed(f"I2: {slot.key} has wrong results, and is no longer held back")
 
     def _committed(self, partition: Partition) -> int:
         newest = self._cluster.store.newest
