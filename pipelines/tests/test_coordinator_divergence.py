@@ -523,17 +523,22 @@ def test_what_agreed_on_a_wrong_input_has_not_agreed() -> None:
     assert comparison.witnessed(AGG) == comparison.witnessed(SOURCE) == world.head - 2
 
 
-def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
-    """Computed again, the results of the replica that leads are wrong."""
+def agreed_through_15() -> World:
+    """The replicas that read the source have agreed on a checkpoint that is not committed yet."""
     world = readers()
-    world.run_epochs(3)  # the next checkpoint is at 15
+    world.run_epochs(3)
     for _ in range(3):
         world.release_epoch()
         for slot in world.tasks:
             world.work(slot, 1)
     for slot in READERS:
         world.poll(slot)
-    source_was_wrong(world, 13)
+    assert world.coordinator.containment.comparison.witnessed(AGG) == 15
+    return world
+
+
+def compute_again(world: World) -> None:
+    """The replica that leads has wrong results this time."""
     leads = world.tasks[READERS[0]]
     leads.corruption, leads.corrupt_from = "!", 14
     for _ in range(3):
@@ -543,30 +548,21 @@ def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
     world.poll_round()
     world.run_with_idle(READERS[1], 6)
     assert leads.state_corruption == "!"
+
+
+def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
+    world = agreed_through_15()
+    source_was_wrong(world, 13)
+    compute_again(world)
     assert world.store[-1].entries["src/0"][0].epoch > 11
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
 def test_agreement_of_boots_that_have_ended_commits_no_result_of_new_ones() -> None:
-    world = readers()
-    world.run_epochs(3)  # the next checkpoint is at 15
-    for _ in range(3):
-        world.release_epoch()
-        for slot in world.tasks:
-            world.work(slot, 1)
-    for slot in world.tasks:
-        world.poll(slot)
-    assert world.coordinator.containment.comparison.witnessed(AGG) == 15
+    world = agreed_through_15()
     for slot in READERS:
         world.tasks[slot].reboot()
-    leads = world.tasks[READERS[0]]
-    leads.corruption, leads.corrupt_from = "!", 14
-    for _ in range(3):
-        world.poll_round()
-        for slot in READERS:
-            world.work(slot, 1)
-    world.poll_round()
-    world.run_with_idle(READERS[1], 6)
+    compute_again(world)
     world.run_epochs(2)
     assert not [name for name in committed_objects(world) if "!" in name]
     assert "replicas disagree on epoch 14" in world.reports[-1]["inconsistent"][0]
@@ -610,6 +606,33 @@ def test_a_checkpoint_with_a_state_that_only_one_has_is_reported(replicas: int) 
     comparison.observed(boots[1], results(5, "t"))
     comparison.checkpoint_differed(REPLICAS[1], incarnation=1, epoch=5)
     assert [u.checkpoint for u in comparison.unverified] == ([5] if replicas == 2 else [])
+
+
+def test_nothing_is_kept_of_a_partition_that_an_edit_removed() -> None:
+    comparison = DigestComparison()
+    for replica in (0, 1):
+        comparison.observed(computation(replica), results(5))
+    comparison.checkpoint_differed(REPLICAS[1], incarnation=1, epoch=5)
+    assert comparison.unverified
+    assert comparison.witnessed(LEFT) == 5
+    comparison.configured({SOURCE: 2})
+    assert not comparison.unverified
+    assert comparison.witnessed(LEFT) == -1
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_diverged_replica_that_waits_keeps_no_dispute_open(diverged: bool) -> None:
+    comparison = DigestComparison()
+    third = Computation(Slot("left", 0, 2), 1, "a")
+    if diverged:
+        comparison.observed(third, {})
+        comparison.checkpoint_differed(third.slot, incarnation=1, epoch=3)
+    comparison.observed(computation(0), chained(["d0", "x"]))
+    comparison.observed(computation(1), chained(["d0", "y"]))
+    parties = [computation(0), computation(1)]
+    comparison.request_recomputation(LEFT, [*parties, third], 0.0, waiting=[third.slot])
+    restarted = [slot for slot in REPLICAS[:2] if comparison.boot_to_restart(slot)]
+    assert len(restarted) == diverged
 
 
 def test_a_result_that_is_discarded_does_not_open_a_dispute_again() -> None:

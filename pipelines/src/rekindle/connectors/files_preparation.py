@@ -208,9 +208,9 @@ def _check_order(check: OrderCheck, batches: Iterator[pa.RecordBatch]) -> Iterat
 def _text_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], path: Path
 ) -> tuple[OrderedInput, list[FileSplit]] | None:
-    """Text that is in order and can be read in blocks (not compressed, no row with line ends);
-    None for other text. Reads the partition's own files
-    once, and the keys of the others; all keys are in a temporary file at `path`."""
+    """Text that is in order and can be read in blocks (not compressed, no row with line ends); None
+    for other text. Reads the partition's own files once, and the keys of the others; all keys are
+    in a temporary file at `path`."""
     own = list(zip(found, job.own_groups(1 for _ in found), strict=True))
     scanned: list[TextBlocks] = []
     check = OrderCheck(job)
