@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+import os
 import subprocess
 import sys
 from importlib import metadata
@@ -235,3 +236,35 @@ def test_help_loads_neither_arrow_nor_sql_nor_spark() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "run" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def end_of_process(code: str, stdout: int) -> tuple[int, str]:
+    """Exit code and standard error of a process whose command is `code`; a thread of it goes on."""
+    program = (
+        "import threading, time, rekindle.cli\n"
+        f"def command():\n    {code}\n"
+        "rekindle.cli.main = command\n"
+        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
+        "rekindle.cli.main_process()\n"
+    )
+    command = [sys.executable, "-E", "-c", program]  # -E: with buffered output
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60)
+    return done.returncode, done.stderr
+
+
+def test_a_thread_of_a_command_does_not_keep_the_process() -> None:
+    """It may be in a call of Arrow Flight, which could crash the interpreter while it ends."""
+    assert end_of_process("return 3", subprocess.DEVNULL) == (3, "")
+
+
+def test_output_that_cannot_be_written_is_an_error_unless_nobody_reads_it() -> None:
+    with Path("/dev/full").open("w") as full:
+        code, errors = end_of_process("print(1); return 0", full.fileno())
+    assert (code, errors) == (
+        1,
+        "the output cannot be written: [Errno 28] No space left on device\n",
+    )
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    assert end_of_process("print(1); return 0", write_end) == (0, "")
+    os.close(write_end)

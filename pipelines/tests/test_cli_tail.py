@@ -348,6 +348,19 @@ def test_readers_of_added_partitions_begin() -> None:
             return
 
 
+def test_threads_of_readers_leave_signals_to_the_main_thread() -> None:
+    """A signal that another thread takes does not wake the main thread, which waits for rows."""
+    masks: list[set[int]] = []
+
+    def read(address: str, ticket: str) -> Iterator[Received]:
+        masks.append({int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())})
+        yield received("STABLE", 1)
+
+    next(follow(Ticket("q"), Replicas(a=[]).find, read))
+    assert masks[0] >= {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_an_unexpected_error_ends_the_reader_with_it() -> None:
     replicas = Replicas(a=ZeroDivisionError("a mistake"))
     with pytest.raises(ZeroDivisionError, match="a mistake"):

@@ -8,10 +8,13 @@ when the process started (SIGHUP under nohup) stays ignored.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -55,7 +58,10 @@ def terminated_by_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[set[int]]:
     """For work that must not be interrupted: signals are delivered at its end. Yields the previous
-    signal mask, for a child process that is started meanwhile."""
+    signal mask, for a child process that is started meanwhile.
+
+    A thread that is started meanwhile, and all threads that it starts, never get signals. Otherwise
+    one of them may take a signal from the main thread, which does not notice it while it waits."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield {int(number) for number in before}
@@ -74,3 +80,19 @@ def keeping_signal_handlers() -> Iterator[None]:
             for number, handler in before.items():
                 if signal.getsignal(number) not in (handler, signal.SIG_IGN):
                     signal.signal(number, handler)
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process whatever its threads do: one that waits for a dead peer would keep it alive,
+    and one that returns from native code while the interpreter ends may crash it."""
+    try:
+        for output in (sys.stdout, sys.stderr):
+            if output is not None:  # None: it was closed when the process started
+                output.flush()
+    except BrokenPipeError:
+        pass  # nobody reads it any more
+    except OSError as error:
+        status = status or 1
+        print(f"the output cannot be written: {error}", file=sys.stderr)
+    finally:
+        os._exit(status)

@@ -10,9 +10,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
+from typing import NoReturn
 
 from rekindle.errors import InvalidTopology, RekindleError
-from rekindle.termination import Terminated, terminated_by_signals
+from rekindle.termination import Terminated, end_process, terminated_by_signals
 
 COMMANDS = {
     "validate": "report all problems of a topology",
@@ -23,6 +24,11 @@ COMMANDS = {
     "tail": "print the rows of a query with a stream sink as they come",
     "timeline": "draw the history of a topology in a cluster",
 }
+
+
+def main_process() -> NoReturn:
+    """`main`, as the whole of a process."""
+    end_process(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,7 +1,5 @@
 """`python -m rekindle.cli`."""
 
-import sys
+from rekindle.cli import main_process
 
-from rekindle.cli import main
-
-sys.exit(main())
+main_process()

@@ -17,6 +17,7 @@ from rekindle.errors import RekindleError
 from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, Received, ReplicaUnavailable
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
+from rekindle.termination import signals_blocked
 
 STALL_S = 5.0
 """A replica that has had nothing new for this long may lag: the next one is read."""
@@ -220,7 +221,8 @@ class _Readers:
             self._partitions |= missing
         for partition in sorted(missing):
             reader = PartitionReader(partition, ticket, self._find_all, self._read)
-            threading.Thread(target=self._run, args=(reader,), daemon=True).start()
+            with signals_blocked():  # the main thread gets them, not the threads of gRPC
+                threading.Thread(target=self._run, args=(reader,), daemon=True).start()
 
     def _find_all(self, partition: int) -> FoundReplicas:
         """As `find`; starts the threads of partitions that have none."""

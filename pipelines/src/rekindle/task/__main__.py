@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -17,6 +16,7 @@ from rekindle.identity import TOKEN_VARIABLE
 from rekindle.json_logs import configure_logging
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
+from rekindle.termination import end_process
 
 
 def main() -> int:
@@ -49,8 +49,8 @@ def main() -> int:
 
 
 def run_and_exit(run: Callable[[], int]) -> NoReturn:
-    """The process ends with the status of `run`, or with 1 after an error, whatever its threads do:
-    one that waits for a dead peer, store or JVM must not keep the pod alive."""
+    """The process ends with the status of `run`, or with 1 after an error, whatever its threads
+    do."""
     status = 1
     try:
         status = run()
@@ -58,8 +58,7 @@ def run_and_exit(run: Callable[[], int]) -> NoReturn:
         logging.getLogger(__name__).exception("the task ends by an error")
     finally:
         logging.shutdown()
-        sys.stdout.flush()
-        os._exit(status)
+        end_process(status)
 
 
 if __name__ == "__main__":
