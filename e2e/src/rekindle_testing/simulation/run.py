@@ -72,6 +72,12 @@ class Outcome:
     lines: Sequence[str]
 
 
+def wrong_results(seed: int) -> Sequence[Fault]:
+    """The wrong results of a seed; most have none."""
+    random = Random(f"wrong results {seed}")
+    return draw_wrong_results(random) if random.random() < _WRONG_RESULTS else ()
+
+
 class Simulation:
     """`lines`: what happened. `faults`, `variant`: those of the seed if None."""
 
@@ -87,9 +93,8 @@ class Simulation:
         drawn = draw_faults(random)
         if variant.max_delay_s is not None:
             drawn = sorted([*drawn, *draw_input_faults(more)], key=lambda fault: fault.at)
-        wrong = Random(f"wrong results {seed}")
-        if wrong.random() < _WRONG_RESULTS:
-            drawn = sorted([*drawn, *draw_wrong_results(wrong)], key=lambda fault: fault.at)
+        if wrong := wrong_results(seed):
+            drawn = sorted([*drawn, *wrong], key=lambda fault: fault.at)
         self.seed = seed
         self.faults = drawn if faults is None else faults
         self.lines: list[str] = []

@@ -318,12 +318,14 @@ class WrongResultChecks:
 
     def _check_release(self, slot: Slot, poll: PollRequest) -> None:
         """A task with wrong results that were held back, by this coordinator or by one before it,
-        is not released."""
+        is not released. (It refuses a coordinator that was replaced, and may not know it.)"""
         pod = self._cluster.pods.get(slot)
         if pod is None or pod.boot is None or partition_of(slot) in self.unprotected:
             return
-        desired = pod.boot.core.polls.desired
-        is_held = desired is not None and desired.sinks_through is not None
+        polls = pod.boot.core.polls
+        if poll.fence < polls.fence:
+            return
+        is_held = polls.desired is not None and polls.desired.sinks_through is not None
         if is_held and poll.sinks_through is None and self._is_wrong(pod):
             self._failed(f"I2: {slot.key} has wrong results, and is no longer held back")
 
