@@ -60,6 +60,7 @@ class World:
         self.incarnations: dict[Slot, int] = {}
         self.nodes: dict[Slot, str] = {}  # of slots whose pods' nodes are known
         self.fence = 0
+        self.boots = 0  # of coordinators
         self.step_downs: list[str] = []
         self.reports: list[dict[str, Any]] = []  # as written to `status.dataPlane`
         self.zombie: Coordinator | None = None
@@ -106,6 +107,11 @@ class World:
     def list_pods(self) -> None:
         self.feed(PodsListed(self.pods()))
 
+    def restart_coordinator(self) -> None:
+        """Kill -9 the coordinator's container; it starts again, with the same incarnation."""
+        self.fence -= 1
+        self.start_coordinator()
+
     def start_coordinator(self, keep_old_coordinator: bool = False) -> None:
         """Kill -9 the coordinator and start its next incarnation; the old one may still run."""
         if self.fence:
@@ -113,7 +119,8 @@ class World:
             if not keep_old_coordinator:
                 self.held = []
         self.fence += 1
-        self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0)
+        self.boots += 1
+        self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0, boot=f"{self.boots}")
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -1158,6 +1159,10 @@ def test_a_new_coordinator_finds_the_dispute_again() -> None:
     assert world.tasks[BOTH].state_corruption == ""
 
 
+STARTS = [World.start_coordinator, World.restart_coordinator]
+"""Of a new coordinator: its next incarnation, or another process of the same incarnation."""
+
+
 @built_once
 def disputed_while_one_computes_again(corrupt: int) -> World:
     """Replica 1 computes again, and has not come to the epoch yet."""
@@ -1170,10 +1175,13 @@ def disputed_while_one_computes_again(corrupt: int) -> World:
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
-def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_a_new_coordinator_holds_back_what_the_one_before_did(
+    corrupt: int, start: Callable[[World], None]
+) -> None:
     world = disputed_while_one_computes_again(corrupt)
     before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
-    world.start_coordinator()
+    start(world)
     world.run_with_idle(REPLICAS[1], 24)
     after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     assert after == before
@@ -1182,13 +1190,16 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(corrupt: int) -> N
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
-def test_a_new_coordinator_holds_back_what_nobody_has_computed_again_yet(corrupt: int) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_a_new_coordinator_holds_back_what_nobody_has_computed_again_yet(
+    corrupt: int, start: Callable[[World], None]
+) -> None:
     """Replica 0 is lost, so that no task has a result of the disputed epoch."""
     world = disputed_while_one_computes_again(corrupt)
     before = next_polls(world)[REPLICAS[1]].sinks_through
     assert before is not None
     world.kill(REPLICAS[0])
-    world.start_coordinator()
+    start(world)
     world.run_with_idle(REPLICAS[1], 2)
     assert {next_polls(world)[slot].sinks_through for slot in (REPLICAS[1], BOTH)} == {before}
     world.run_epochs(4)
@@ -1210,9 +1221,12 @@ def test_a_dispute_that_a_new_coordinator_knows_without_results_ends() -> None:
 
 
 @pytest.mark.parametrize("corrupt", [0, 1])
-def test_a_new_coordinator_ends_the_dispute_of_the_one_before(corrupt: int) -> None:
+@pytest.mark.parametrize("start", STARTS)
+def test_a_new_coordinator_ends_the_dispute_of_the_one_before(
+    corrupt: int, start: Callable[[World], None]
+) -> None:
     world = disputed_while_one_computes_again(corrupt)
-    world.start_coordinator()
+    start(world)
     for _ in range(8):
         world.run_epochs(1)
         if world.tasks[REPLICAS[corrupt]].boot:

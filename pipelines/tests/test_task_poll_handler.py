@@ -100,12 +100,16 @@ def test_an_ask_only_poll_keeps_the_desired_state(handler: PollHandler) -> None:
     assert handler.desired == poll(1, floor=7)
 
 
-def test_a_new_coordinator_learns_what_was_held_back(handler: PollHandler) -> None:
+@pytest.mark.parametrize("new", [poll(2), poll(1, coordinator_boot="b")])
+def test_a_new_coordinator_learns_what_was_held_back(
+    handler: PollHandler, new: PollRequest
+) -> None:
+    """Also one that has the same fence, since only its container has started again."""
     held_back = poll(1, sinks_through=7, digests_of=(8,), disputed_digest="state")
     assert handler.poll(held_back).contained is None
-    asked = handler.poll(poll(2, ask_only=True))
+    asked = handler.poll(new.model_copy(update={"ask_only": True}))
     assert asked.contained == Contained(after=7, disputed=(8,), disputed_digest="state")
-    assert handler.poll(poll(2)).contained is None
+    assert handler.poll(new).contained is None
 
 
 def test_a_failure_counts_as_reported_after_a_response(

@@ -177,6 +177,9 @@ class PollRequest(_Versioned):
     # state again.
     refused: tuple[str, ...] = ()
     ask_only: bool = False  # only respond: the desired state of the last poll without it stays
+    # Id of the coordinator's process: if its container restarts, the next one has the same fence.
+    # Releases before this field do not send it.
+    coordinator_boot: str = ""
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # disputed epochs: respond with their digests too
@@ -279,9 +282,9 @@ class Contradiction(_Message):
 
 
 class Contained(_Message):
-    """Results of this boot that an older coordinator held back, and that are still held back: all
-    after the epoch `after`, and the epochs on which replicas disagree. `disputed_digest`: as in the
-    poll; None: the older coordinator, or the task, does not know it."""
+    """Results of this boot that an earlier process of a coordinator held back, and that are still
+    held back: all after the epoch `after`, and the epochs on which replicas disagree.
+    `disputed_digest`: as in the poll; None: that process, or the task, does not know it."""
 
     after: int
     disputed: tuple[int, ...] = ()
@@ -310,7 +313,7 @@ class PollResponse(_Versioned):
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed
-    # Until the first poll without `ask_only` from the newest coordinator.
+    # Until the first poll without `ask_only` from the coordinator's newest process.
     contained: Contained | None = None
     # Its stream protocols. The oldest releases do not report them.
     stream_protocol: int = UNREPORTED_STREAM_PROTOCOL

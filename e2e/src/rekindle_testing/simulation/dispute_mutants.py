@@ -42,18 +42,6 @@ def _every_result_counts(is_repetition: Any) -> Any:
     return lambda self, earlier, later: False
 
 
-def _drops_dispute_without_results(compare: Any) -> Any:
-    """Copies that differ compute again, and nothing waits for that."""
-
-    def wrong(self: DigestComparison, partition: Any, epoch: int) -> None:
-        compare(self, partition, epoch)
-        dispute = self._disputes.get(partition)
-        if dispute is not None and not dispute.results:
-            del self._disputes[partition]
-
-    return wrong
-
-
 def _compares_no_files(may_have_wrong_files: Any) -> Any:
     return lambda self, partition, graph: False
 
@@ -78,9 +66,6 @@ DISPUTE_MUTANTS: Mapping[str, Mutant] = {
     "sinks write while replicas disagree": replaced(Containment, "sinks_through", _holds_no_sink),
     "a replica that repeats its result is believed": replaced(
         Dispute, "is_repetition", _every_result_counts
-    ),
-    "copies that differ are in no dispute": replaced(
-        DigestComparison, "_compare", _drops_dispute_without_results
     ),
     "pods that start after a dispute compare no files": replaced(
         Containment, "may_have_wrong_files", _compares_no_files

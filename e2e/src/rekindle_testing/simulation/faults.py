@@ -102,6 +102,16 @@ _DURING_FAILURES = (
     FaultKind.CRASH_COORDINATOR,
     FaultKind.FREEZE_TASK,
 )
+_DURING_DISAGREEMENT = (
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.CRASH_COORDINATOR,
+    FaultKind.EVICT_COORDINATOR,
+    FaultKind.FREEZE_COORDINATOR,
+    FaultKind.CRASH_TASK,
+    FaultKind.FREEZE_TASK,
+)
+_DISAGREEMENT_S = 2.0, 7.0
+"""Replicas disagree in this time after a fault that makes one of them compute a wrong result."""
 _USUAL = [kind for kind in FaultKind if kind is not FaultKind.WRONG_RESULT]
 _MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_NODE)
 
@@ -172,8 +182,9 @@ def draw_input_faults(random: Random) -> list[Fault]:
 
 
 def draw_wrong_results(random: Random) -> list[Fault]:
-    """Beside other faults, or alone: a difference is found only while both replicas run."""
-    return [
+    """Beside other faults, or alone: a difference is found only while both replicas run. In half of
+    the seeds something else fails while replicas disagree."""
+    faults = [
         Fault(
             round(random.uniform(8.0, FAULTS_S), 2),
             FaultKind.WRONG_RESULT,
@@ -183,6 +194,11 @@ def draw_wrong_results(random: Random) -> list[Fault]:
         )
         for _ in range(random.choice((1, 1, 2)))
     ]
+    if random.random() < 0.5:
+        at = round(faults[0].at + random.uniform(*_DISAGREEMENT_S), 2)
+        kind, target = random.choice(_DURING_DISAGREEMENT), random.randrange(1000)
+        faults.append(Fault(at, kind, target, other=random.randrange(1000), seconds=1.0))
+    return faults
 
 
 def _let_last_stay(faults: list[Fault]) -> None:

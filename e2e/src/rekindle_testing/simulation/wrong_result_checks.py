@@ -192,10 +192,13 @@ class WrongResultChecks:
         """Whether a task has been told that its results, on which those of the partition depend,
         are held back, or that it has to compare its files."""
         own = partition_of(pod.slot)
-        desired = pod.boot.core.polls.desired if pod.boot is not None else None
-        is_told = desired is not None and desired.sinks_through is not None
         depends = partition in (own, *downstream(self._graph, own))
-        return depends and (is_told or pod.disk.compare)
+        return depends and (self._is_held_back(pod) or pod.disk.compare)
+
+    def _is_held_back(self, pod: TaskPod) -> bool:
+        """Whether it was told so, by any coordinator."""
+        desired = pod.boot.core.polls.desired if pod.boot is not None else None
+        return desired is not None and desired.sinks_through is not None
 
     def _boot_ended(self, partition: Partition, boot: str) -> None:
         """A boot that was wrong has ended before the coordinator knew. Its partition stays
@@ -210,16 +213,19 @@ class WrongResultChecks:
         self.unprotected |= lost
 
     def _is_contained(self, pod: TaskPod) -> bool:
-        """Whether the coordinator knows that its results are not trusted, or has known so."""
+        """Whether the coordinator knows that its results are not trusted, or has known so; or a
+        coordinator before it has told a task of the partition, which tells that to the new one."""
         assert pod.boot is not None
         partition, coordinator = partition_of(pod.slot), self._cluster.coordinator
-        if coordinator is None or coordinator.boot is None:
-            return False
-        if coordinator.boot.core.containment.comparison.is_untrusted(pod.slot):
-            if self._found_by.get(partition) is not coordinator.boot:
+        boot = coordinator.boot if coordinator is not None else None
+        if boot is not None and boot.core.containment.comparison.is_untrusted(pod.slot):
+            if self._found_by.get(partition) is not boot:
                 self._found_at[partition] = self._scheduler.now
-            self._found_by[partition] = coordinator.boot
-        is_known = self._found_by.get(partition) is coordinator.boot
+            self._found_by[partition] = boot
+        is_known = partition in self._found_by and (
+            self._found_by[partition] is boot
+            or any(self._is_held_back(p) for p in self._pods_of(partition))
+        )
         if is_known:
             self._contained_boots.add(pod.boot.core.status.boot_id)
         return is_known
@@ -322,11 +328,9 @@ class WrongResultChecks:
         pod = self._cluster.pods.get(slot)
         if pod is None or pod.boot is None or partition_of(slot) in self.unprotected:
             return
-        polls = pod.boot.core.polls
-        if poll.fence < polls.fence:
+        if poll.fence < pod.boot.core.polls.fence:
             return
-        is_held = polls.desired is not None and polls.desired.sinks_through is not None
-        if is_held and poll.sinks_through is None and self._is_wrong(pod):
+        if self._is_held_back(pod) and poll.sinks_through is None and self._is_wrong(pod):
             self._failed(f"I2: {slot.key} has wrong results, and is no longer held back")
 
     def _committed(self, partition: Partition) -> int:

@@ -18,7 +18,7 @@ from rekindle.coordinator.tasks.routes import partner, saver, upstreams
 from rekindle.protocol import Partner, PollRequest, RestorePoint, TaskPhase, TaskRef
 
 
-def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequest:
+def ask_only(topology: str, fence: int, boot: str, generation: int, task: Task) -> PollRequest:
     """A poll without desired state: it only requests the task's progress."""
     ref = TaskRef(
         segment=task.slot.segment,
@@ -27,7 +27,12 @@ def ask_only(topology: str, fence: int, generation: int, task: Task) -> PollRequ
         incarnation=task.pod.incarnation,
     )
     return PollRequest(
-        topology=topology, fence=fence, generation=generation, task=ref, ask_only=True
+        topology=topology,
+        fence=fence,
+        coordinator_boot=boot,
+        generation=generation,
+        task=ref,
+        ask_only=True,
     )
 
 

@@ -71,10 +71,12 @@ DISCOVERY_TIMEOUT_S = 3.0
 
 class Coordinator:
     """One topology's coordinator. `fence` is its incarnation, `topology` the UID; `wall_s` the Unix
-    time at now = 0."""
+    time at now = 0; `boot` the id of the process, since the next one of its container has the same
+    fence, and knows nothing of this one."""
 
-    def __init__(self, fence: int, wall_s: float, topology: str = "") -> None:
+    def __init__(self, fence: int, wall_s: float, topology: str = "", boot: str = "") -> None:
         self.fence = fence
+        self._boot = boot
         self._topology = topology
         self.membership = Membership()
         self.committer = Committer(fence)
@@ -436,7 +438,7 @@ class Coordinator:
         task, generation = self.membership.get(slot), self._generation
         if task is None or generation is None or not task.pod.may_be_running:
             return None
-        poll = ask_only(self._topology, self.fence, generation.number, task)
+        poll = ask_only(self._topology, self.fence, self._boot, generation.number, task)
         # A task that has not responded yet may run with desired state of an older coordinator.
         if task.response is None or not self._discovery_ended:
             return poll

@@ -29,6 +29,7 @@ class PollCore:
     def __init__(self, ref: TaskRef, identity: Identity, fence: int) -> None:
         self.fence = fence
         self.desired: PollRequest | None = None
+        self._sender: tuple[int, str] | None = None  # of the newest poll
         self._ref = ref
         self._identity = identity
 
@@ -43,21 +44,26 @@ class PollCore:
                 409, f"its fence {poll.fence} is below {self.fence}, the highest seen"
             )
         self.fence = poll.fence
+        self._sender = _sender(poll)
         if not poll.ask_only:
             self.desired = poll
         return not poll.ask_only
 
     def contained(self) -> Contained | None:
-        """What an earlier coordinator has held back in this task; reported to the current one,
-        which does not know it until it has sent a desired state."""
+        """What an earlier process of a coordinator has held back in this task; reported to the
+        current one, which does not know it until it has sent a desired state."""
         desired = self.desired
-        if desired is None or desired.fence == self.fence or desired.sinks_through is None:
+        if desired is None or _sender(desired) == self._sender or desired.sinks_through is None:
             return None
         return Contained(
             after=desired.sinks_through,
             disputed=desired.digests_of,
             disputed_digest=desired.disputed_digest,
         )
+
+
+def _sender(poll: PollRequest) -> tuple[int, str]:
+    return poll.fence, poll.coordinator_boot
 
 
 def _name(ref: TaskRef) -> str:
