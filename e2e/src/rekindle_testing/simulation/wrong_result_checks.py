@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,17 @@ _BEHIND_EPOCHS = 12
 """A replica that is further behind may soon not be waited for."""
 
 
+@dataclass(slots=True)
+class _Difference:
+    """Wrong values of a partition, until none is left of it or of what reads it. `first`: their
+    lowest epoch; `found_by`: the boot of the coordinator that has found them; it must not forget
+    that."""
+
+    first: int
+    found_by: object = None
+    found_at: float = inf
+
+
 class WrongResultChecks:
     def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
         self.happened = 0  # pods that have computed a wrong result
@@ -56,7 +68,7 @@ class WrongResultChecks:
         # one, no other pod of the partition becomes one.
         self._faulty: dict[Partition, list[TaskPod]] = {}
         self._were_wrong: set[str] = set()  # uids of pods that have put out wrong values
-        self._first_wrong: dict[Partition, int] = {}
+        self._differences: dict[Partition, _Difference] = {}
         self._live_since: dict[str, float] = {}  # by uid and boot
         self._reached_at: dict[str, float] = {}  # by address
         # In how many calls of `_look` the status has named a file.
@@ -64,9 +76,8 @@ class WrongResultChecks:
         self._silent_at: dict[str, float] = {}
         self._wrong_boots: dict[str, Partition] = {}  # by id
         self._contained_boots: set[str] = set()
-        # The coordinator that has found the difference: it must not forget that.
-        self._found_by: dict[Partition, object] = {}
-        self._found_at: dict[Partition, float] = {}
+        # The coordinator that has found the newest difference, which may have wrong files.
+        self._remembered_by: dict[Partition, object] = {}
         self._succeeded: dict[Partition, object] = {}  # one of these whose successor is ready
         # A coordinator that has not read a manifest yet gives no desired state.
         self._ready: tuple[object, float] | None = None  # its boot, and since when it is ready
@@ -86,8 +97,6 @@ class WrongResultChecks:
     def began(self, pod: TaskPod) -> None:
         faulty = self._faulty.setdefault(partition_of(pod.slot), [])
         if pod not in faulty:
-            if not any(self._is_wrong(p) for p in self._pods_of(partition_of(pod.slot))):
-                self._first_wrong.pop(partition_of(pod.slot), None)  # of what it had read
             faulty.append(pod)
             self.happened += 1
 
@@ -95,7 +104,8 @@ class WrongResultChecks:
         """A wrong value is in a log."""
         partition = partition_of(pod.slot)
         self._were_wrong.add(pod.uid)
-        self._first_wrong[partition] = min(epoch, self._first_wrong.get(partition, epoch))
+        found = self._differences.setdefault(partition, _Difference(epoch))
+        found.first = min(epoch, found.first)
         if pod.boot is not None and partition in self._faulty:
             self._wrong_boots[pod.boot.core.status.boot_id] = partition
 
@@ -142,6 +152,8 @@ class WrongResultChecks:
             if partition not in self.unprotected:
                 self._check_protection(partition)
             self._check_memory(partition)
+        for partition in [p for p in self._differences if self._is_over(p)]:
+            del self._differences[partition]
         self._scheduler.after(_LOOK_S, self._look)
 
     def _note_ready(self) -> None:
@@ -167,16 +179,20 @@ class WrongResultChecks:
 
     def _check_memory(self, partition: Partition) -> None:
         """Once the coordinator that has found the difference is gone, only tasks that it has told
-        know of it. A new one has read their responses before it gives a desired state."""
-        found_by, coordinator = self._found_by.get(partition), self._cluster.coordinator
+        know of it. A new one has read the responses of those that respond before it gives a desired
+        state."""
+        found_by, coordinator = self._remembered_by.get(partition), self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
         if found_by in (None, boot, self._succeeded.get(partition)):
             return
-        if self._ready is not None:
+        is_ready = self._ready is not None
+        if is_ready:
             self._succeeded[partition] = found_by
-            return
         for of in {partition, *downstream(self._graph, partition)} - self.unprotected:
-            is_known = any(self._knows(pod, of) for pod in self._cluster.pods.values())
+            is_known = any(
+                self._knows(pod, of) and (self._responds(pod) or not is_ready)
+                for pod in self._cluster.pods.values()
+            )
             if not is_known and self._has_wrong_files(of):
                 self._log(f"all that knew that files of {of.key} may be wrong are lost")
                 self.unprotected.add(of)
@@ -200,12 +216,27 @@ class WrongResultChecks:
         desired = pod.boot.core.polls.desired if pod.boot is not None else None
         return desired is not None and desired.sinks_through is not None
 
+    def _responds(self, pod: TaskPod) -> bool:
+        return self._scheduler.now - self._reached_at.get(pod.address, -inf) <= _SILENT_S
+
     def _boot_ended(self, partition: Partition, boot: str) -> None:
         """A boot that was wrong has ended before the coordinator knew. Its partition stays
         protected: the next boot finds the difference in the log. What downstream partitions have
         computed from it may be committed before that."""
         if boot not in self._contained_boots:
             self._lose(partition, f"{boot}, which was wrong", itself=False)
+
+    def _is_over(self, partition: Partition) -> bool:
+        """Whether all that depends on a partition is right, and its replicas do not disagree."""
+        coordinator = self._cluster.coordinator
+        if coordinator is None or coordinator.boot is None:
+            return False
+        depends = {partition, *downstream(self._graph, partition)}
+        return partition not in coordinator.boot.core.containment.comparison.disputes and not any(
+            partition_of(slot) in depends
+            and (self._is_wrong(pod) or self._wrong.any_wrong(pod.disk.values.values()))
+            for slot, pod in self._cluster.pods.items()
+        )
 
     def _lose(self, partition: Partition, what: str, itself: bool = True) -> None:
         lost = {*downstream(self._graph, partition), *([partition] if itself else [])}
@@ -218,30 +249,31 @@ class WrongResultChecks:
         assert pod.boot is not None
         partition, coordinator = partition_of(pod.slot), self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
+        difference = self._differences.get(partition)
+        if difference is None:  # nothing is in the log yet
+            return False
         if boot is not None and boot.core.containment.comparison.is_untrusted(pod.slot):
-            if self._found_by.get(partition) is not boot:
-                self._found_at[partition] = self._scheduler.now
-            self._found_by[partition] = boot
-        is_known = partition in self._found_by and (
-            self._found_by[partition] is boot
-            or any(self._is_held_back(p) for p in self._pods_of(partition))
+            if difference.found_by is not boot:
+                difference.found_by, difference.found_at = boot, self._scheduler.now
+            self._remembered_by[partition] = boot
+        is_known = difference.found_by is not None and (
+            difference.found_by is boot
+            or any(self._is_held_back(p) and self._responds(p) for p in self._pods_of(partition))
         )
         if is_known:
             self._contained_boots.add(pod.boot.core.status.boot_id)
         return is_known
 
     def _has_right_partner(self, pod: TaskPod) -> bool:
-        now = self._scheduler.now
-        if now - self._reached_at.get(pod.address, -inf) > _SILENT_S:
+        if not self._responds(pod):
             return False
         for other in self._pods_of(partition_of(pod.slot)):
             if other is pod or other.boot is None or self._is_wrong(other):
                 continue
             live_since = self._live_since.get(other.boot.core.status.boot_id, inf)
-            reached_at = self._reached_at.get(other.address, -inf)
             keeps_up = other.disk.last >= pod.disk.last - _BEHIND_EPOCHS
-            is_live = now - live_since > _LIVE_S
-            if is_live and keeps_up and now - reached_at <= _SILENT_S:
+            is_live = self._scheduler.now - live_since > _LIVE_S
+            if is_live and keeps_up and self._responds(other):
                 return True
         return False
 
@@ -313,7 +345,8 @@ class WrongResultChecks:
             depends = (partition, *downstream(self._graph, partition))
             if partition not in self._faulty or partition_of(slot) not in depends:
                 continue
-            first, through = self._first_wrong.get(partition), poll.sinks_through
+            difference, through = self._differences.get(partition), poll.sinks_through
+            first = difference.first if difference is not None else None
             if first is not None and first <= (committed := self._committed(partition_of(slot))):
                 first = committed + 1
             if first is not None and (through is None or through >= first):
@@ -347,12 +380,11 @@ class WrongResultChecks:
         coordinator = self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
         causes = [p for p in self._faulty if partition in (p, *downstream(self._graph, p))]
+        differences = [self._differences[p] for p in causes if p in self._differences]
         known_since = [
-            self._found_at[p]
-            for p in causes
-            if boot is not None
-            and self._found_by.get(p) is boot
-            and self._first_wrong.get(p, inf) <= epoch
+            difference.found_at
+            for difference in differences
+            if boot is not None and difference.found_by is boot and difference.first <= epoch
         ]
         if self._ready is None or self._ready[0] is not boot:
             return
