@@ -1239,6 +1239,25 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(
     assert world.reports[-1]["inconsistent"] == []
 
 
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_an_inherited_result_may_be_repeated_before_the_other_one_is_known(wrong: int) -> None:
+    """A new coordinator knows one result, whose replica repeats it. The result of the other replica
+    is the second one then, not a third that matches none."""
+    comparison = DigestComparison()
+    results = [chained(["d0", ("right", "wrong")[replica == wrong]]) for replica in (0, 1)]
+    listed = set(REPLICAS)
+    comparison.containment_inherited(computation(1), 0, {1: results[1][1]}, listed)
+    comparison.observed(computation(1, boot="b"), results[1])
+    comparison.observed(computation(0), results[0])
+    assert not comparison.disputes[LEFT].unresolved
+    alive = [computation(0), computation(1, boot="b")]
+    comparison.request_recomputation(LEFT, alive, now=1000.0)
+    assert comparison.boot_to_restart(REPLICAS[0]) == "a"
+    comparison.observed(computation(0, boot="b"), results[1 - wrong])  # a bit flip, or as before
+    assert comparison.disputes.keys() == ({LEFT} if wrong == 1 else set())
+    assert comparison.diverged.keys() == ({REPLICAS[0]} if wrong == 0 else set())
+
+
 def response_of(
     by: Computation,
     phase: TaskPhase,

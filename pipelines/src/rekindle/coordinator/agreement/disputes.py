@@ -33,7 +33,7 @@ class DisputeEvent(StrEnum):
     REPEATED = "a replica repeated its result"
     CONTRADICTED = "a replica contradicted its result"
     FIRST_RESULT = "a first result, after all were discarded"
-    SECOND_DIFFERS = "a new result differs from the only one"
+    SECOND_DIFFERS = "the first result of a second node differs"
     MATCHED = "two computations agree"
     MATCHED_NONE = "a new result differs from all"
     SUPERSEDED = "a committed checkpoint is beyond the epoch, and parties compute again from it"
@@ -149,6 +149,15 @@ class Dispute:
         results = (*self.results, (computation, digests))
         return replace(self.step(DisputeEvent.REPEATED), results=results, repeated=repeated)
 
+    def _is_second(self, computation: Computation) -> bool:
+        """Whether it is the second result, or the first one of another node: a new coordinator may
+        hear of a replica that repeats its result before it hears of the other one."""
+        (first, _), *others = self.results
+        return not others or (
+            not self.is_repetition(first, computation)
+            and all(self.is_repetition(first, other) for other, _ in others)
+        )
+
     def with_difference(
         self, computation: Computation, digests: EpochDigests, own: Sequence[EpochDigests]
     ) -> Dispute:
@@ -158,7 +167,7 @@ class Dispute:
             other.slot not in contradicted for other, _ in self.results
         )
         event = DisputeEvent.CONTRADICTED if another_is_consistent else DisputeEvent.MATCHED_NONE
-        if len(self.results) == 1 and not self.unresolved:
+        if self._is_second(computation) and not self.unresolved:
             event = DisputeEvent.SECOND_DIFFERS
         results = (*self.results, (computation, digests))
         repeated = self.repeated - {computation.slot}
