@@ -26,6 +26,7 @@ class Witnesses:
         # state that the pod's boot had started from; None: it was no copy.
         self._computed: dict[tuple[Partition, int], dict[str, dict[_Pod, int | None]]] = {}
         self._witnessed: dict[Partition, int] = {}
+        self._newest: dict[Partition, int] = {}
 
     def computed(
         self,
@@ -43,13 +44,14 @@ class Witnesses:
         if not (pod in pods and pods[pod] is None):
             pods[pod] = copied
         self._computed.pop((partition, epoch - _KEPT_EPOCHS), None)
+        self._newest[partition] = max(epoch, self._newest.get(partition, -1))
 
     def is_known(self, partition: Partition, epoch: int) -> bool:
         """Whether two replicas have computed the same for an epoch on their own; or it is too old
         to know. While all results are equal, the pods of one slot count as one; if results differ,
         each pod counts, since the next incarnation may run on another node."""
         known = max(self._witnessed.get(partition, -1), self._committed(partition))
-        if epoch <= known:
+        if epoch <= max(known, self._newest.get(partition, -1) - _KEPT_EPOCHS):
             return True
         results = self._computed.get((partition, epoch), {})
         for pods in results.values():
