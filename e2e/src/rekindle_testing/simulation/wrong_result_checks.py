@@ -430,16 +430,20 @@ class WrongResultChecks:
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected
         for query, partition, epoch in self._named_files():
             files = sinks.files[query, partition]
-            if not any(self._has_conflict(pod, query) for pod in self._pods_of(partition)):
+            if not self._has_conflict(query, partition):
                 continue
             if epoch in files and files[epoch] != expected.output(partition, epoch):
                 self._log(f"the file of {query} {partition.key}, epoch {epoch}, is deleted")
                 sinks.delete(query, partition, epoch)
 
-    def _has_conflict(self, pod: TaskPod, query: str) -> bool:
-        parts = pod.boot.core.parts if pod.boot is not None else None
-        core = parts.sinks.cores.get(query) if parts is not None else None
-        return core is not None and core.conflict is not None
+    def _has_conflict(self, query: str, partition: Partition) -> bool:
+        """Whether a task that runs has found files which differ from what it has computed."""
+        for pod in self._pods_of(partition):
+            parts = pod.boot.core.parts if pod.boot is not None else None
+            core = parts.sinks.cores.get(query) if parts is not None else None
+            if core is not None and core.conflict is not None:
+                return True
+        return False
 
     def _named_files(self) -> list[tuple[str, Partition, int]]:
         """Query, partition and epoch of files that the status names now."""
@@ -454,11 +458,12 @@ class WrongResultChecks:
         return found
 
     def _was_named(self, query: str, partition: Partition, epoch: int) -> bool:
-        """Whether a file was named for some time, and the task that named it has ended since: what
+        """Whether a file was named for some time, or until the task ended that had named it: what
         such a task knows ends with it."""
-        looks = self._named_looks.get((query, partition, epoch), 0)
-        is_named = (query, partition, epoch) in self._named_files()
-        return looks * _LOOK_S > _NAMED_S and not is_named
+        name = query, partition, epoch
+        looks = self._named_looks.get(name, 0)
+        is_enough = looks * _LOOK_S > _NAMED_S or not self._has_conflict(query, partition)
+        return looks > 0 and is_enough and name not in self._named_files()
 
     def _failed(self, message: str) -> None:
         self._cluster.checks.failed(message)
