@@ -74,11 +74,10 @@ class WrongResultChecks:
         # In how many calls of `_look` the status has named a file.
         self._named_looks: dict[tuple[str, Partition, int], int] = {}
         self._silent_at: dict[str, float] = {}
-        self._wrong_boots: dict[str, Partition] = {}  # by id
+        self._wrong_boots: dict[str, TaskPod] = {}  # by id
         self._contained_boots: set[str] = set()
         # The coordinator that has found the newest difference, which may have wrong files.
         self._remembered_by: dict[Partition, object] = {}
-        self._succeeded: dict[Partition, object] = {}  # one of these whose successor is ready
         # A coordinator that has not read a manifest yet gives no desired state.
         self._ready: tuple[object, float] | None = None  # its boot, and since when it is ready
 
@@ -107,7 +106,7 @@ class WrongResultChecks:
         found = self._differences.setdefault(partition, _Difference(epoch))
         found.first = min(epoch, found.first)
         if pod.boot is not None and partition in self._faulty:
-            self._wrong_boots[pod.boot.core.status.boot_id] = partition
+            self._wrong_boots[pod.boot.core.status.boot_id] = pod
 
     def is_protected(self, partition: Partition) -> bool:
         """Whether nothing wrong may be committed of a partition."""
@@ -154,6 +153,8 @@ class WrongResultChecks:
             self._check_memory(partition)
         for partition in [p for p in self._differences if self._is_over(p)]:
             del self._differences[partition]
+            if not any(map(self._has_wrong_files, self._with_readers(partition))):
+                self._remembered_by.pop(partition, None)
         self._scheduler.after(_LOOK_S, self._look)
 
     def _note_ready(self) -> None:
@@ -167,10 +168,10 @@ class WrongResultChecks:
     def _check_protection(self, partition: Partition) -> None:
         pods = [p for p in self._pods_of(partition) if self._is_wrong(p)]
         boots = {p.boot.core.status.boot_id for p in pods if p.boot is not None}
-        for boot in [b for b, of in self._wrong_boots.items() if of == partition]:
-            if boot not in boots:
+        for boot, pod in [*self._wrong_boots.items()]:
+            if partition_of(pod.slot) == partition and boot not in boots:
                 del self._wrong_boots[boot]
-                self._boot_ended(partition, boot)
+                self._boot_ended(pod, boot)
         for pod in pods:
             is_alone = not self._is_replicated(pod.slot)
             if is_alone or not (self._is_contained(pod) or self._has_right_partner(pod)):
@@ -181,14 +182,14 @@ class WrongResultChecks:
         """Once the coordinator that has found the difference is gone, only tasks that it has told
         know of it. A new one has read the responses of those that respond before it gives a desired
         state."""
-        found_by, coordinator = self._remembered_by.get(partition), self._cluster.coordinator
+        coordinator = self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
-        if found_by in (None, boot, self._succeeded.get(partition)):
+        if boot is not None and partition in boot.core.containment.comparison.disputes:
+            self._remembered_by[partition] = boot
+        if self._remembered_by.get(partition) in (None, boot):
             return
         is_ready = self._ready is not None
-        if is_ready:
-            self._succeeded[partition] = found_by
-        for of in {partition, *downstream(self._graph, partition)} - self.unprotected:
+        for of in self._with_readers(partition) - self.unprotected:
             is_known = any(
                 self._knows(pod, of) and (self._responds(pod) or not is_ready)
                 for pod in self._cluster.pods.values()
@@ -196,6 +197,10 @@ class WrongResultChecks:
             if not is_known and self._has_wrong_files(of):
                 self._log(f"all that knew that files of {of.key} may be wrong are lost")
                 self.unprotected.add(of)
+
+    def _with_readers(self, partition: Partition) -> set[Partition]:
+        """A partition and all that depends on it."""
+        return {partition, *downstream(self._graph, partition)}
 
     def _has_wrong_files(self, partition: Partition) -> bool:
         return any(
@@ -206,10 +211,10 @@ class WrongResultChecks:
 
     def _knows(self, pod: TaskPod, partition: Partition) -> bool:
         """Whether a task has been told that its results, on which those of the partition depend,
-        are held back, or that it has to compare its files."""
+        are held back; or one of the partition that it has to compare its files."""
         own = partition_of(pod.slot)
         depends = partition in (own, *downstream(self._graph, own))
-        return depends and (self._is_held_back(pod) or pod.disk.compare)
+        return (depends and self._is_held_back(pod)) or (own == partition and pod.disk.compare)
 
     def _is_held_back(self, pod: TaskPod) -> bool:
         """Whether it was told so, by any coordinator."""
@@ -219,19 +224,20 @@ class WrongResultChecks:
     def _responds(self, pod: TaskPod) -> bool:
         return self._scheduler.now - self._reached_at.get(pod.address, -inf) <= _SILENT_S
 
-    def _boot_ended(self, partition: Partition, boot: str) -> None:
-        """A boot that was wrong has ended before the coordinator knew. Its partition stays
-        protected: the next boot finds the difference in the log. What downstream partitions have
-        computed from it may be committed before that."""
+    def _boot_ended(self, pod: TaskPod, boot: str) -> None:
+        """A boot that was wrong has ended before the coordinator knew. If its pod is still there,
+        its partition stays protected: the next boot finds the difference in the log. What
+        downstream partitions have computed from it may be committed before that."""
         if boot not in self._contained_boots:
-            self._lose(partition, f"{boot}, which was wrong", itself=False)
+            is_gone = self._cluster.pods.get(pod.slot) is not pod
+            self._lose(partition_of(pod.slot), f"{boot}, which was wrong", itself=is_gone)
 
     def _is_over(self, partition: Partition) -> bool:
         """Whether all that depends on a partition is right, and its replicas do not disagree."""
         coordinator = self._cluster.coordinator
         if coordinator is None or coordinator.boot is None:
             return False
-        depends = {partition, *downstream(self._graph, partition)}
+        depends = self._with_readers(partition)
         return partition not in coordinator.boot.core.containment.comparison.disputes and not any(
             partition_of(slot) in depends
             and (self._is_wrong(pod) or self._wrong.any_wrong(pod.disk.values.values()))
