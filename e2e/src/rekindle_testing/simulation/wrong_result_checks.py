@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
 
 _CONFLICT = re.compile(r"query (\S+): files of (\S+) at epochs \[([\d, ]+)\] differ")
+_File = tuple[str, Partition, int]
+"""Query, partition and epoch."""
 _LOOK_S = 0.1
 _LIVE_S = 2.0
 """A replica that was Live for so long is so for the coordinator."""
@@ -72,7 +74,7 @@ class WrongResultChecks:
         self._live_since: dict[str, float] = {}  # by uid and boot
         self._reached_at: dict[str, float] = {}  # by address
         # In how many calls of `_look` the status has named a file.
-        self._named_looks: dict[tuple[str, Partition, int], int] = {}
+        self._named_looks: dict[_File, int] = {}
         self._silent_at: dict[str, float] = {}
         self._wrong_boots: dict[str, TaskPod] = {}  # by id
         self._contained_boots: set[str] = set()
@@ -145,7 +147,10 @@ class WrongResultChecks:
             else:
                 self._silent_at[pod.address] = now
         self._note_ready()
-        for name in self._named_files():
+        named = {*self._named_files()}
+        if self._cluster.api_calm.calm_s < _NAMED_S:
+            named |= {*self._found_files()}  # the status may not have been written
+        for name in named:
             self._named_looks[name] = self._named_looks.get(name, 0) + 1
         for partition in self._faulty:
             if partition not in self.unprotected:
@@ -443,25 +448,20 @@ class WrongResultChecks:
                 sinks.delete(query, partition, epoch)
 
     def _has_conflict(self, query: str, partition: Partition) -> bool:
-        """Whether a task that runs has found files which differ from what it has computed."""
-        for pod in self._pods_of(partition):
-            parts = pod.boot.core.parts if pod.boot is not None else None
-            core = parts.sinks.cores.get(query) if parts is not None else None
-            if core is not None and core.conflict is not None:
-                return True
-        return False
+        return any(found[:2] == (query, partition) for found in self._found_files())
 
-    def _named_files(self) -> list[tuple[str, Partition, int]]:
-        """Query, partition and epoch of files that the status names now."""
+    def _found_files(self) -> list[_File]:
+        """Files of which tasks that run know that they differ from what they have computed."""
+        parts = [p.boot.core.parts for p in self._cluster.pods.values() if p.boot is not None]
+        cores = [item for p in parts if p is not None for item in p.sinks.cores.items()]
+        texts = [f"query {query}: {core.conflict}" for query, core in cores if core.conflict]
+        return _files_in("; ".join(texts))
+
+    def _named_files(self) -> list[_File]:
+        """Files that the status names now."""
         (topology,) = self._cluster.server.objects.all(TOPOLOGIES)
         report = (topology.get("status") or {}).get("dataPlane") or {}
-        text = "; ".join(report.get("inconsistent") or ())
-        found = []
-        for query, key, numbers in re.findall(_CONFLICT, text):
-            segment, _, index = key.partition("/")
-            partition = Partition(segment, int(index))
-            found += [(query, partition, int(epoch)) for epoch in numbers.split(", ")]
-        return found
+        return _files_in("; ".join(report.get("inconsistent") or ()))
 
     def _was_named(self, query: str, partition: Partition, epoch: int) -> bool:
         """Whether a file was named for some time, or until the task ended that had named it: what
@@ -473,3 +473,12 @@ class WrongResultChecks:
 
     def _failed(self, message: str) -> None:
         self._cluster.checks.failed(message)
+
+
+def _files_in(text: str) -> list[_File]:
+    found = []
+    for query, key, numbers in re.findall(_CONFLICT, text):
+        segment, _, index = key.partition("/")
+        partition = Partition(segment, int(index))
+        found += [(query, partition, int(epoch)) for epoch in numbers.split(", ")]
+    return found
