@@ -10,6 +10,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rekindle import names
+from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import NodeView
 from rekindle_testing.simulation.kube.objects import PODS
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
     from rekindle_testing.simulation.kube.node import Node
 
-_OBSERVED_EVERY_S = 0.25
+_OBSERVED_EVERY_S, _PHASES_EVERY_S = 0.25, 0.1
+_DECIDED_S = 1.5
+"""A decision of the operator is executed within so many seconds after what the tasks reported."""
 _SETTLED_S = 10.0
 """A pod works once it has been ready and needed for so long."""
 _AVOIDED_S = 65.0
@@ -38,7 +41,9 @@ class WorkingPods:
         self._silence = Silence(cluster.scheduler)
         self._ready_since: dict[str, float] = {}  # by uid
         self._silent_at: dict[str, float] = {}  # by node, the last time
+        self._live_at: dict[str, float] = {}  # by uid, the last time
         self._observe()
+        self._observe_phases()
 
     def find(self, slot: str) -> str | None:
         """The name of the pod of a slot, if that has been ready and needed for a while, and was not
@@ -58,9 +63,10 @@ class WorkingPods:
         return pod.name if all(s is not None and now - s > _SETTLED_S for s in since) else None
 
     def serves(self, slot: Slot) -> bool:
-        """Whether its pod runs a task that is live."""
+        """Whether its pod runs a task that is Live, or was so when the operator decided."""
         pod = self._cluster.pods.get(slot)
-        return pod is not None and pod.boot is not None and pod.boot.core.status.phase == "Live"
+        live_at = self._live_at.get(pod.uid, -inf) if pod is not None else -inf
+        return self._scheduler.now - live_at < _DECIDED_S
 
     def is_usable(self, view: NodeView) -> bool:
         """Whether a node takes pods, and was silent for nobody lately, so that no operator avoids
@@ -102,6 +108,12 @@ class WorkingPods:
             if self._responds_to_probes(node):
                 self._silence.responded(node.kubelet.host)
         self._scheduler.after(_OBSERVED_EVERY_S, self._observe)
+
+    def _observe_phases(self) -> None:
+        for pod in self._cluster.pods.values():
+            if pod.boot is not None and pod.boot.core.status.phase is TaskPhase.LIVE:
+                self._live_at[pod.uid] = self._scheduler.now
+        self._scheduler.after(_PHASES_EVERY_S, self._observe_phases)
 
     def _is_reached(self, pod: SimulatedPod[Any], coordinator: CoordinatorPod | None) -> bool:
         if not pod.runs:
