@@ -165,6 +165,9 @@ class TentativeChecks:
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
             self._fail_if("I3", f"{ignored} have stable output, and others are read")
+        left_out = self.branches.tentative_epoch
+        if left_out is not None and not self.branches.may_be_tentative:
+            self._note_output(left_out)  # it could not be processed; its stable result comes later
         if self._is_exempt():
             self._exempt_at, self._catching_up = now, True
         self._ticked_at = now
