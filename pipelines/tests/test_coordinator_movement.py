@@ -366,6 +366,32 @@ def test_sessions_of_an_earlier_coordinator_are_released_later() -> None:
     assert world.directive(Replica(Slot("src", 0, 0), 1)).release == (left,)
 
 
+def test_sessions_of_an_earlier_process_of_a_coordinator_are_released_later() -> None:
+    """Its container has started again, so its fence is the same."""
+    left = replace(FIRST, version=SessionVersion(1, 8))
+    world = Observer(hold(left, 0, 5), waiting(), fence=1)
+    assert world.directive(Replica(Slot("src", 0, 0), 1)).release == ()
+    assert world.directive().abandoned == left.version
+    world.show(waiting(abandoned=left.version))
+    assert world.directive(Replica(Slot("src", 0, 0), 1)).release == (left,)
+
+
+def test_a_restarted_coordinator_gives_no_session_number_again() -> None:
+    left = replace(FIRST, version=SessionVersion(1, 8))
+    for view in (
+        hold(left, 0, 5),
+        live("mid", 0, donates=(left,)),
+        waiting(abandoned=left.version),
+        waiting(progress=replace(progress(NewcomerPhase.RECEIVING, 3), session=left)),
+    ):
+        world = observer()
+        views = {v.replica: v for v in (*world.views.values(), view)}
+        later = Observer(*views.values(), fence=1)
+        order = later.directive().order
+        assert order is not None
+        assert order.session == left or order.session.version.number > 8
+
+
 # -- redundancy and planned moves ------------------------------------------------------------------
 
 

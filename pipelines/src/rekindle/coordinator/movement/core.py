@@ -159,17 +159,31 @@ class MovementCore:
     # -- update from what replicas report ----------------------------------------------------------
 
     def _update(self, now: float) -> None:
+        self._note_numbers()
         self._end_gone()
         for view in self._views:
             if view.boot is not None and view.is_newcomer and self._views.is_current(view):
                 attempts = self._failed_attempts.get(view.slot, 0)
-                # Above the versions of all sessions of earlier coordinators.
-                earlier = SessionVersion(self._fence, 0)
+                # Not below the versions of all sessions that other coordinators, or an earlier
+                # process of this one, may have begun for it.
+                earlier = SessionVersion(self._fence, self._last_number)
                 new = Movement(view.replica, view.boot, now, abandoned=earlier, attempts=attempts)
                 self._movements.setdefault(view.replica, new)
         for movement, view in self._with_views():
             self._update_movement(movement, view, now)
         self._begin_sessions(now)
+
+    def _note_numbers(self) -> None:
+        """An earlier process of this coordinator had the same fence: its numbers are not used
+        again."""
+        for view in self._views:
+            sessions = [hold.session for hold in view.holds] + [*view.donates]
+            versions = [session.version for session in sessions]
+            if (report := view.newcomer) is not None:
+                versions += [report.abandoned] if report.abandoned is not None else []
+                versions += [report.progress.session.version] if report.progress is not None else []
+            own = (version.number for version in versions if version.fence == self._fence)
+            self._last_number = max(self._last_number, *own, 0)
 
     def _end_gone(self) -> None:
         for movement in [*self._movements.values()]:

@@ -19,8 +19,8 @@ from rekindle.topology.model import Slot
 
 @dataclass(frozen=True, slots=True, order=True)
 class SessionVersion:
-    """`fence`: of the coordinator that began the session. A coordinator that abandons all
-    sessions of its predecessors sends number 0."""
+    """`fence`: of the coordinator that began the session. To abandon all sessions of its
+    predecessors, a coordinator sends its own fence."""
 
     fence: int
     number: int
