@@ -46,6 +46,7 @@ def fault(
 
 BY_FORCE = 1  # `other` of an eviction
 LOSES_POD = 30  # `other` of a fault of a party of a state movement: at once
+REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
 CHAIN_SEED, DIAMOND_SEED, NOT_READY_SOON_SEED = 9, 0, 36
 """Seeds of small clusters. In the last one, nodes are NotReady after 8 s without heartbeats."""
 STABLE_ONLY = {
@@ -84,6 +85,14 @@ PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, beg
             )
         ],
         "I9",
+    ),
+    "a new coordinator does not go on with a dispute": (
+        DIAMOND_SEED,
+        [  # its container starts again while the replica that is right computes again
+            fault(FaultKind.WRONG_RESULT, 30.0, 0.0, target=0, other=REPEATED),
+            fault(FaultKind.CRASH_COORDINATOR, 33.5, 0.5),
+        ],
+        "I2",
     ),
     "a node that is not Ready is lost": (
         NOT_READY_SOON_SEED,

@@ -464,12 +464,19 @@ class WrongResultChecks:
         return _files_in("; ".join(report.get("inconsistent") or ()))
 
     def _was_named(self, query: str, partition: Partition, epoch: int) -> bool:
-        """Whether a file was named for some time, or until the task ended that had named it: what
-        such a task knows ends with it."""
+        """Whether a file was named for some time, or until the task ended that had named it, if it
+        goes on from a later epoch now: what such a task knows ends with it, and files are compared
+        from the restore point on."""
         name = query, partition, epoch
         looks = self._named_looks.get(name, 0)
-        is_enough = looks * _LOOK_S > _NAMED_S or not self._has_conflict(query, partition)
+        is_enough = looks * _LOOK_S > _NAMED_S or self._goes_on_after(partition, epoch)
         return looks > 0 and is_enough and name not in self._named_files()
+
+    def _goes_on_after(self, partition: Partition, epoch: int) -> bool:
+        """Whether all its tasks have started from a later checkpoint."""
+        boots = [p.boot for p in self._pods_of(partition) if p.boot is not None]
+        starts = [boot.core.status.restored_from for boot in boots]
+        return all(start is not None and start >= epoch for start in starts)
 
     def _failed(self, message: str) -> None:
         self._cluster.checks.failed(message)
