@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rekindle_testing.chaos.progress import Progress, StalledLive, percentile
+from rekindle_testing.chaos.progress import Progress, StallWhileLive, percentile
 
 
 def _progress() -> Progress:
@@ -28,13 +28,15 @@ def test_live_while_the_sink_writes_nothing_is_a_stall() -> None:
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
     progress.observe(15, {"a": {0: 6, 1: 6}, "b": {0: 8}})
     states = {"a": "Live", "b": "Live"}
-    assert progress.find_stalled_live(15, states) == [StalledLive("a", at_s=15, overdue_s=3)]
+    assert progress.find_stalls_while_live(15, states) == [
+        StallWhileLive("a", at_s=15, overdue_s=3)
+    ]
 
 
 def test_a_waiting_query_is_not_stalled() -> None:
     progress = _progress()
     progress.observe(10, {"a": {0: 6, 1: 6}, "b": {0: 6}})
-    assert progress.find_stalled_live(60, {"a": "Waiting", "b": "Unknown"}) == []
+    assert progress.find_stalls_while_live(60, {"a": "Waiting", "b": "Unknown"}) == []
 
 
 def test_percentiles_are_values_that_occurred() -> None:

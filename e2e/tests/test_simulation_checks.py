@@ -10,7 +10,10 @@ from rekindle import names
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.kube.objects import ApiRequest
-from rekindle_testing.simulation.late import LATEST_S, perform_now_later_or_never
+from rekindle_testing.simulation.late_requests import (
+    MAX_REQUEST_DELAY_S,
+    perform_now_later_or_never,
+)
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.run import Simulation
 from rekindle_testing.simulation.scheduler import Process, Scheduler
@@ -61,7 +64,7 @@ def test_what_failed_is_done_at_once_later_or_never() -> None:
     scheduler, done_at = Scheduler(0), list[float]()
     for _ in range(100):
         perform_now_later_or_never(scheduler, lambda: done_at.append(scheduler.now))
-    scheduler.run_until(LATEST_S)
+    scheduler.run_until(MAX_REQUEST_DELAY_S)
     assert 0 < done_at.count(0.0) < len(done_at) < 100
 
 

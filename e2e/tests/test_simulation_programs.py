@@ -6,7 +6,7 @@ import pytest
 
 from rekindle_testing.simulation.operator.program import Program, SimulatedEvent
 from rekindle_testing.simulation.scheduler import Process, Scheduler
-from rekindle_testing.simulation.silence import Calm, Silence
+from rekindle_testing.simulation.silence import FaultCount, Silence
 
 
 def test_programs_take_turns_in_simulated_time() -> None:
@@ -108,12 +108,12 @@ def test_only_a_long_silence_proves_a_loss() -> None:
 
 def test_calm_begins_when_the_last_fault_ends() -> None:
     scheduler = Scheduler(0)
-    calm = Calm(scheduler)
-    calm.fault_began()
-    calm.fault_began()
+    faults = FaultCount(scheduler)
+    faults.began()
+    faults.began()
     scheduler.run_until(5.0)
-    calm.fault_ended()
-    assert calm.calm_s == 0.0
-    calm.fault_ended()
+    faults.ended()
+    assert faults.none_for_s == 0.0
+    faults.ended()
     scheduler.run_until(8.0)
-    assert calm.calm_s == 3.0
+    assert faults.none_for_s == 3.0

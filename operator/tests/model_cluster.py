@@ -120,7 +120,7 @@ class ModelCluster(ModelState):
                 {n.name: n.uid for n in self.nodes.values()}, self.now
             ),
             failing_since=self.failing,
-            missing_fields=self.missing_fields,
+            crd_missing_fields=self.missing_fields,
             creating_containers_since=self.creating_containers,
         )
 

@@ -57,7 +57,7 @@ def test_a_loss_shows_the_plan_and_the_operators_reason(running: ModelCluster) -
     assert view.recovery is not None
     assert view.recovery.lost_nodes == ("a", "b")
     assert view.recovery.plan == ("delay-alarms", "storm-watch", "route-report")
-    assert "delay-alarms starts now (profit density" in view.recovery.why
+    assert "delay-alarms starts now (profit density" in view.recovery.plan_message
 
 
 def test_a_silent_coordinator_is_shown(running: ModelCluster) -> None:

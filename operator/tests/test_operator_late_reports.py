@@ -243,7 +243,7 @@ def test_a_pod_that_never_responded_is_probed_last() -> None:
 def peers_only(snapshot: Snapshot) -> Snapshot:
     """The same pods, as replicas of the operator; there is no topology."""
     peers = tuple(
-        replace(p, topology=None, role=None, owner_uid=None, operator_release="rekindle")
+        replace(p, topology=None, role=None, owner_uid=None, helm_release="rekindle")
         for p in snapshot.pods
     )
     return replace(snapshot, topologies=(), report_times={}, pods=peers)

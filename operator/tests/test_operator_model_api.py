@@ -71,12 +71,12 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
 
         return list_topologies
 
-    def relist() -> bool:
+    def relist_mirrors() -> bool:
         listed.append("mirrors")
         return True
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    store: Any = SimpleNamespace(relist=relist, forget_uncreated_pods=lambda: None)
+    store: Any = SimpleNamespace(relist_mirrors=relist_mirrors, forget_uncreated_pods=lambda: None)
     arguments = (store, operator.executor, operator.uncached, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
     terms: list[str] = []
@@ -90,7 +90,7 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
 
 def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:
     operator.run(6.0)
-    snapshot = replace(operator.snapshot(), stalled=("pods",))
+    snapshot = replace(operator.snapshot(), stalled_watches=("pods",))
     decisions = reconcile_all(snapshot, operator.model.now, operator.model.settings)
     (written,) = (a for t in decisions for a in t.actions if isinstance(a, WriteStatus))
     (degraded,) = (c for c in written.status["conditions"] if c["type"] == "Degraded")

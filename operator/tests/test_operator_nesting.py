@@ -14,7 +14,7 @@ from model_cluster import ModelCluster
 from model_objects import topology_json
 
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.loop import Relister
+from rekindle_operator.loop import TopologyLister
 from rekindle_operator.nesting import MAX_SPEC_DEPTH, is_too_deep, raise_recursion_limit
 from rekindle_operator.settings import Settings
 
@@ -37,8 +37,10 @@ def nested(levels: int) -> Any:
     return value
 
 
-def relister(cluster: ClusterCache, monkeypatch: pytest.MonkeyPatch, listing: Any) -> Relister:
-    made = Relister(client.ApiClient(), cluster, Settings())
+def relister(
+    cluster: ClusterCache, monkeypatch: pytest.MonkeyPatch, listing: Any
+) -> TopologyLister:
+    made = TopologyLister(client.ApiClient(), cluster, Settings())
     monkeypatch.setattr(made._custom, "list_cluster_custom_object", lambda *_, **__: listing())
     return made
 
@@ -100,6 +102,6 @@ def test_an_unexpected_error_is_logged_and_the_list_repeated(
     found = cache()
     made = relister(found, monkeypatch, listing)
     assert [made.list_again() for _ in range(3)] == [1.0, 2.0, 4.0], "seconds until the next"
-    assert found.stalled == ("streamtopologies",)
+    assert found.stalled_watches == ("streamtopologies",)
     assert made.list_again() == Settings().timing.resync_s
-    assert not found.stalled
+    assert not found.stalled_watches

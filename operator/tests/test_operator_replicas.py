@@ -15,7 +15,7 @@ from rekindle_operator.settings import Election, Settings
 
 NOW = 1_800_000_000.0
 SETTINGS = Settings(
-    operator_label="rekindle", election=Election(namespace="system", identity="leader")
+    helm_release="rekindle", election=Election(namespace="system", identity="leader")
 )
 
 
@@ -43,7 +43,7 @@ def peer(name: str, on: str, **changes: object) -> PodView:
         phase="Running",
         node=on,
         requests=ResourceAmounts.parse({"cpu": "100m"}),
-        operator_release="rekindle",
+        helm_release="rekindle",
         accepted_by_kubelet=True,
     )
     return replace(made, **changes)  # type: ignore[arg-type]
@@ -99,9 +99,9 @@ def test_the_leader_never_deletes_itself() -> None:
 
 
 def test_replicas_of_another_release_are_not_deleted() -> None:
-    assert deleted(peer("c", "down", operator_release="other")) == []
+    assert deleted(peer("c", "down", helm_release="other")) == []
     assert deleted(peer("c", "down", namespace="elsewhere")) == []
-    assert deleted(peer("c", "down"), settings=replace(SETTINGS, operator_label="")) == []
+    assert deleted(peer("c", "down"), settings=replace(SETTINGS, helm_release="")) == []
 
 
 def test_a_new_replica_is_not_deleted_at_once_again() -> None:

@@ -208,7 +208,7 @@ def clock() -> Clock:
 def make_watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
     settings = Settings(
         "system",
-        operator_label="rekindle",
+        helm_release="rekindle",
         lease="rekindle-operator",
         kubelet_port=free_port(),
         pod_port=pod_port,

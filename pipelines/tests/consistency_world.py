@@ -37,9 +37,9 @@ from rekindle.consistency.messages import (
     ProcessStable,
     ProcessTentative,
     PromiseEnded,
-    ReadAgain,
     ReadLive,
     RequestPostponement,
+    ResumeStable,
     StableProcessed,
     StopLive,
     TentativeProcessed,
@@ -272,7 +272,7 @@ class Task:
                 self.links[channel].read_live(from_epoch)
             case StopLive(channel):
                 self.links[channel].live_from = None
-            case ReadAgain(channel, from_epoch):
+            case ResumeStable(channel, from_epoch):
                 link = self.links[channel]
                 read = link.stream.stable_and_done[: link.next_stable]
                 assert len([r for r in read if r.kind is BatchKind.STABLE]) == from_epoch

@@ -6,12 +6,12 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.engine.model import State
-from rekindle.engine.state.operator import NO_PANE, OperatorState, Page
+from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState, Page
 from rekindle.engine.state.runs import Run
 
 
 def of_runs(*runs: Run) -> OperatorState:
-    pages = tuple(Page(NO_PANE + at, 0, run) for at, run in enumerate(runs))
+    pages = tuple(Page(BEGIN_OF_PANES + at, 0, run) for at, run in enumerate(runs))
     zeros = np.zeros(len(runs), dtype=np.int64)
     return OperatorState(pages=pages, through=zeros, pending=zeros, restored=zeros)
 

@@ -29,8 +29,8 @@ from rekindle.consistency.messages import (
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
-    ReadAgain,
     ReadLive,
+    ResumeStable,
     StopLive,
     UpstreamReported,
     Woken,
@@ -62,7 +62,7 @@ from rekindle.task.core.messages import (
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import SkipState
+from rekindle.task.core.saver import SkipCheckpoint
 from rekindle.task.core.start import AwaitEngine, CompleteStart, OpenInputs, RestoreState
 from rekindle.task.core.supervisor import RouteInputs
 from rekindle.task.core.task import TaskCore
@@ -157,7 +157,7 @@ class CoreTask(Task):
                 self.world.at(now + RESTART_S, partial(self.send, EngineRestarted()))
             case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive():
                 self._perform(effect)
-            case ReadAgain() | Respond() | RouteInputs() | SkipState():
+            case ResumeStable() | Respond() | RouteInputs() | SkipCheckpoint():
                 pass
             case RestoreState() | OpenInputs() | AwaitEngine() | CompleteStart():
                 pass

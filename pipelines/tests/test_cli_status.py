@@ -61,7 +61,7 @@ def test_the_recovery_has_its_plan_and_the_reason_for_it() -> None:
     recovery = view_of(Observed("lost")).recovery
     assert recovery is not None
     assert (recovery.mode, recovery.plan) == ("Progressive", ("storm-watch", "route-report"))
-    assert recovery.why.startswith("storm-watch waits for capacity (profit density 132)")
+    assert recovery.plan_message.startswith("storm-watch waits for capacity (profit density 132)")
 
 
 def test_a_plan_of_an_older_recovery_is_not_shown() -> None:
@@ -70,7 +70,7 @@ def test_a_plan_of_an_older_recovery_is_not_shown() -> None:
         event["eventTime"] = "2026-11-22T12:00:00.000000Z"
     recovery = view_of(observed).recovery
     assert recovery is not None
-    assert (recovery.why, recovery.why_at) == ("", None)
+    assert (recovery.plan_message, recovery.planned_at) == ("", None)
 
 
 def test_a_finished_recovery_is_not_shown() -> None:

@@ -150,7 +150,7 @@ def test_the_parts_of_a_plan_fit_into_the_limit(limit: int, with_jvm: bool, bran
 def _served_bytes(memory_bytes: int) -> int:
     """The bounds of what is held for readers."""
     frames = ResponseFrames(memory_bytes)
-    return frames._budget._max_bytes + frames._splits._max_bytes + fetched_bytes(memory_bytes)
+    return frames._budget._max_bytes + frames._shares_cache._max_bytes + fetched_bytes(memory_bytes)
 
 
 def test_the_heap_grows_with_the_pods_memory() -> None:

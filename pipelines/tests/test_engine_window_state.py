@@ -331,7 +331,7 @@ def test_an_epoch_without_rows_or_closing_windows_keeps_the_state() -> None:
 def test_hopping_windows_keep_a_row_for_each_pane() -> None:
     """Not one for each window: a thousand times as many."""
     minute, names = 60_000_000, [f"key-{i}" for i in range(20)]
-    shape = replace(SHAPE, windows=HoppingAssigner(600 * minute, minute))
+    shape = replace(SHAPE, assigner=HoppingAssigner(600 * minute, minute))
     state, before, most = EMPTY, NO_WATERMARK, 0
     one_by_one = 600  # the epochs before are taken in calls of many
     for first, end in pairwise([*range(0, one_by_one, 30), *range(one_by_one, 641)]):
@@ -364,7 +364,7 @@ def test_dropped_rows_are_counted_and_never_kept() -> None:
 @pytest.mark.parametrize("panes", [1, 4, 40])
 def test_a_time_at_the_end_of_64_bits_is_none(pane: int, panes: int) -> None:
     """Long.MIN and Long.MAX stand for "never". The ends of their windows would overflow."""
-    shape = replace(SHAPE, windows=HoppingAssigner(panes * SLIDE, SLIDE))
+    shape = replace(SHAPE, assigner=HoppingAssigner(panes * SLIDE, SLIDE))
     rows = table([("a", p, 0, 1, 1.0, 1, 1.0, 1.0, None) for p in (0, pane - pane % SLIDE)])
     first = advance(shape, EMPTY, rows, [(0, NO_WATERMARK, 5)])
     step = advance(shape, first.state, None, [(1, 5, END_OF_INPUT)])

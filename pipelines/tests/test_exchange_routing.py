@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.exchange.routing import Share, partitions_read, share_read
-from rekindle.exchange.shuffle import split
+from rekindle.exchange.shuffle import group_by_share
 from rekindle.topology.model import Exchange, Input
 from rekindle.topology.schema import Field, Scalar, Schema
 
@@ -44,5 +44,5 @@ def test_each_row_goes_to_one_consumer(keys: list[int], consumers: int) -> None:
     keys = [key % 1000 for key in keys]
     shares = [share_read(_input(Exchange.HASH), consumers, i) for i in range(consumers)]
     rows = pa.table({"k": pa.array(keys, pa.int64())})
-    parts = [split(rows, s.key_by, s.partitions)[s.index] for s in shares if s is not None]
+    parts = [group_by_share(rows, s.key_by, s.partitions)[s.index] for s in shares if s is not None]
     assert sorted(k for part in parts for k in part["k"].to_pylist()) == sorted(keys)

@@ -15,7 +15,7 @@ from reader_parts import read_once
 
 from rekindle.errors import BelowFloor
 from rekindle.exchange.routing import Share
-from rekindle.exchange.shuffle import Split, SplitCache, split
+from rekindle.exchange.shuffle import Shares, SharesCache, group_by_share
 from rekindle.streams import response_body
 from rekindle.streams import server as server_module
 from rekindle.streams.digest import digest_table
@@ -192,11 +192,11 @@ def test_stopping_wakes_waiting_calls(log: OutputLog, monkeypatch: pytest.Monkey
 
 def test_a_split_is_computed_once_for_all_consumers() -> None:
     rows, calls = batch(0, rows=50).rows, []
-    cache = SplitCache(max_bytes=10 * split(rows, ["k"], 2).nbytes)
+    cache = SharesCache(max_bytes=10 * group_by_share(rows, ["k"], 2).nbytes)
 
-    def compute() -> Split:
+    def compute() -> Shares:
         calls.append(1)
-        return split(rows, ["k"], 2)
+        return group_by_share(rows, ["k"], 2)
 
     for _ in range(3):
         cache.get("one", compute)
@@ -209,11 +209,11 @@ def test_a_split_is_computed_once_for_all_consumers() -> None:
 
 def test_a_split_over_the_budget_still_serves_all_its_consumers() -> None:
     rows, calls = batch(0, rows=50).rows, []
-    cache = SplitCache(max_bytes=1)
+    cache = SharesCache(max_bytes=1)
 
-    def compute() -> Split:
+    def compute() -> Shares:
         calls.append(1)
-        return split(rows, ["k"], 2)
+        return group_by_share(rows, ["k"], 2)
 
     for _ in range(2):
         cache.get("large", compute)
@@ -228,7 +228,7 @@ def test_epochs_without_rows_are_not_split(log: OutputLog, server: StreamServer)
     response = read(server, ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)))
     assert [b.rows.num_rows for b in response.epochs] == [0] * 5
     assert response.epochs[0].rows.schema == SCHEMA
-    assert not len(server._frames._splits)
+    assert not len(server._frames._shares_cache)
 
 
 def test_progress_keeps_its_names_on_the_wire() -> None:

@@ -17,7 +17,7 @@ from log_parts import MemorySpill
 from reader_parts import endpoints, read_once, started_io
 
 from rekindle.exchange.routing import Share
-from rekindle.exchange.shuffle import SplitCache, split
+from rekindle.exchange.shuffle import SharesCache, group_by_share
 from rekindle.streams import response_body, response_frames
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
@@ -51,9 +51,9 @@ def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     def counted(rows: pa.Table, *arguments: Any) -> Any:
         computed.append(rows.num_rows)
-        return split(rows, *arguments)
+        return group_by_share(rows, *arguments)
 
-    monkeypatch.setattr(response_frames, "split", counted)
+    monkeypatch.setattr(response_frames, "group_by_share", counted)
     return computed
 
 
@@ -136,7 +136,7 @@ def test_epochs_beyond_the_cache_are_hardly_split_again(
 ) -> None:
     """Equally fast consumers stay near each other, since a call reads a part of the cache."""
     monkeypatch.setattr(server._frames, "_call_split_bytes", 1 << 20)
-    server._frames._splits = SplitCache(4 << 20)
+    server._frames._shares_cache = SharesCache(4 << 20)
     server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of splits
     Consumers(server, 8).wait(300, 60)
     assert 300 <= len(splits) <= 450
@@ -156,10 +156,10 @@ def test_a_call_for_a_share_splits_no_more_than_the_cache_keeps(
 
 def test_an_epoch_of_few_rows_costs_the_same_for_any_number_of_shares() -> None:
     rows = pa.table({"k": [1], "v": [1]}, schema=SCHEMA)
-    assert split(rows, ["k"], 64).nbytes <= split(rows, ["k"], 2).nbytes + 62 * 8
-    cache = SplitCache(1 << 20)
+    assert group_by_share(rows, ["k"], 64).nbytes <= group_by_share(rows, ["k"], 2).nbytes + 62 * 8
+    cache = SharesCache(1 << 20)
     for epoch in range(1000):
-        cache.get(epoch, lambda: split(rows, ["k"], 64))
+        cache.get(epoch, lambda: group_by_share(rows, ["k"], 64))
     assert 100 <= len(cache) <= (1 << 20) // 4096
 
 
@@ -168,9 +168,9 @@ def test_whole_epochs_are_sent_before_others_are_ready(
 ) -> None:
     def slow(rows: pa.Table, *arguments: Any) -> Any:
         time.sleep(0.2)
-        return split(rows, *arguments)
+        return group_by_share(rows, *arguments)
 
-    monkeypatch.setattr(response_frames, "split", slow)
+    monkeypatch.setattr(response_frames, "group_by_share", slow)
     server.serve_log(filled(tmp_path, 30, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
     response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
@@ -183,9 +183,9 @@ def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
 ) -> None:
     def slow(rows: pa.Table, *arguments: Any) -> Any:
         time.sleep(3.0 if rows.num_rows > 1 else 0)
-        return split(rows, *arguments)
+        return group_by_share(rows, *arguments)
 
-    monkeypatch.setattr(response_frames, "split", slow)
+    monkeypatch.setattr(response_frames, "group_by_share", slow)
     log = filled(tmp_path, 3, 1)
     large = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
     log.append(EpochBatch("s", 0, 3, 3, large, digest_table(large)))
@@ -263,9 +263,9 @@ def test_a_call_that_was_abandoned_splits_no_more(
     def slow(rows: pa.Table, *arguments: Any) -> Any:
         computed.append(1)
         time.sleep(0.05)
-        return split(rows, *arguments)
+        return group_by_share(rows, *arguments)
 
-    monkeypatch.setattr(response_frames, "split", slow)
+    monkeypatch.setattr(response_frames, "group_by_share", slow)
     server.serve_log(filled(tmp_path, 200, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
     read_once(f"{ADDRESS}:{server.port}", request, 0.5)
@@ -416,9 +416,9 @@ def test_a_large_epoch_delays_no_others(
     def slow(rows: pa.Table, *arguments: Any) -> Any:
         if rows.num_rows > 60_000:
             go.wait(20)
-        return split(rows, *arguments)
+        return group_by_share(rows, *arguments)
 
-    monkeypatch.setattr(response_frames, "split", slow)
+    monkeypatch.setattr(response_frames, "group_by_share", slow)
     log = filled(tmp_path, 2, 100_000)
     table = pa.table({"k": np.arange(20_000), "v": np.arange(20_000)}, schema=SCHEMA)
     log.append(EpochBatch("s", 0, 2, 2, table, digest_table(table)))

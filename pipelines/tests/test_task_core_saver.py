@@ -22,7 +22,7 @@ from rekindle.task.core.saver import (
     SaverCore,
     SaverEvent,
     SaveState,
-    SkipState,
+    SkipCheckpoint,
     StateComplete,
     StateIncomplete,
     StateReached,
@@ -48,7 +48,7 @@ class Store:
     def step(self, event: SaverEvent) -> None:
         for effect in self.core.step(event, self.now):
             match effect:
-                case SkipState(epoch):
+                case SkipCheckpoint(epoch):
                     self.skipped.append(epoch)
                 case SaveState(reuse=reuse):
                     assert self.saving is None, "one call at a time"
@@ -353,11 +353,11 @@ def test_a_checkpoint_that_would_keep_too_much_is_skipped() -> None:
     states = [state_of(n, Run(pa.table({"n": [n] * 10}))) for n in range(5)]
     assert core.step(StateReached(states[0]), 0.0) == [SaveState(states[0], None)]
     assert core.step(StateReached(states[1]), 0.0) == []
-    assert core.step(StateReached(states[2]), 0.0) == [SkipState(1)]
+    assert core.step(StateReached(states[2]), 0.0) == [SkipCheckpoint(1)]
     heavy = state_of(3, *(Run(pa.table({"n": [n] * 20})) for n in range(2)))
     core = SaverCore(Snapshots(most_bytes=100))
     core.step(StateReached(heavy), 0.0)
-    assert core.step(StateReached(states[4]), 0.0) == [SkipState(4)]
+    assert core.step(StateReached(states[4]), 0.0) == [SkipCheckpoint(4)]
     done = CheckpointDone(epoch=3, object="entry-3", digest="d", bytes=1)
     assert core.step(EntrySaved(done), 0.0) == []
     assert core.step(StateReached(states[4]), 0.0) == [SaveState(states[4], "entry-3")]

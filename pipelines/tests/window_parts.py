@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from rekindle.engine.state.operator import NO_PANE, OperatorState
+from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState
 from rekindle.engine.state.reading import read
 from rekindle.engine.window_assigners import HoppingAssigner
 from rekindle.engine.window_state import LATE, WindowShape
@@ -82,8 +82,8 @@ def history(
 
 
 def folded(state: OperatorState, shape: WindowShape = SHAPE) -> pa.Table:
-    return read(shape.run_shape, state, NO_PANE, END_OF_INPUT)
+    return read(shape.run_shape, state, BEGIN_OF_PANES, END_OF_INPUT)
 
 
 def shape_of(panes: int) -> WindowShape:
-    return replace(SHAPE, windows=HoppingAssigner(panes * SLIDE, SLIDE))
+    return replace(SHAPE, assigner=HoppingAssigner(panes * SLIDE, SLIDE))

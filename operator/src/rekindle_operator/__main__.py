@@ -24,7 +24,7 @@ from rekindle_operator.execute import Executor
 from rekindle_operator.handlers import make_registry, make_settings
 from rekindle_operator.leader import Leader
 from rekindle_operator.logs import set_up_logging
-from rekindle_operator.loop import ControlLoop, Relister
+from rekindle_operator.loop import ControlLoop, TopologyLister
 from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
 from rekindle_operator.probe import HealthProber
@@ -49,7 +49,7 @@ def main() -> None:
         healthy=lambda: loop.alive,
     )
     crd = CrdCheck(
-        _connect_without_retries(), cluster.remember_missing_fields, settings.timing.resync_s
+        _connect_without_retries(), cluster.remember_crd_missing_fields, settings.timing.resync_s
     )
     executor = Executor(
         _connect_without_retries(),
@@ -60,7 +60,7 @@ def main() -> None:
         leader.may_act,
         on_refused_status=crd.request,
     )
-    relister = Relister(api, cluster, settings)
+    relister = TopologyLister(api, cluster, settings)
     uncached = UncachedCheck(_connect_without_retries(), cluster)
     loop = ControlLoop(
         cluster, executor, uncached, settings, leader, relister.list_once, clock, crd.request

@@ -76,7 +76,7 @@ def decide(
     for view in snapshot.topologies:
         if why := read_failures.get(view.key):
             problem = OperatorProblem("ReadFailed", why)
-            confirmed.append(report_undecided(view, problem, clock(), snapshot.missing_fields))
+            confirmed.append(report_undecided(view, problem, clock(), snapshot.crd_missing_fields))
     return snapshot, confirmed
 
 
@@ -144,7 +144,7 @@ class ControlLoop:
         term = self._leader.begin_pass()
         if term != self._term:
             # Its caches may have stalled while it was not the leader.
-            if not (self._cluster.relist() and self._list_topologies()):
+            if not (self._cluster.relist_mirrors() and self._list_topologies()):
                 return False
             self._term, self._passed_at = term, self._monotonic()
             self._cluster.forget_uncreated_pods()
@@ -221,7 +221,7 @@ def _duration_s(entry: RecoveryEntry) -> float:
     return parse_time(entry.finished_at) - parse_time(entry.started_at)
 
 
-class Relister:
+class TopologyLister:
     """Lists topologies: at the start, when the CRD appears, and at intervals."""
 
     def __init__(self, api: client.ApiClient, cluster: ClusterCache, settings: Settings) -> None:

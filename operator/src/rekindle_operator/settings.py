@@ -77,7 +77,7 @@ class Settings:
     # Value of the label of the pods of its peers (`LABEL_OPERATOR_RELEASE`): the name of their
     # Deployment, as `Election.deployment`.
     # Empty: lost peers are not replaced.
-    operator_label: str = ""
+    helm_release: str = ""
     http_bind: str = "0.0.0.0"
     http_port: int = 8080
     log_level: str = "INFO"
@@ -103,7 +103,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
         limits=read_limits(env),
         namespace=env.get("REKINDLE_WATCH_NAMESPACE") or None,
         own_node=env.get("REKINDLE_OPERATOR_NODE", ""),
-        operator_label=env.get("REKINDLE_RELEASE", ""),
+        helm_release=env.get("REKINDLE_RELEASE", ""),
         probe_kubelets=_is_on(env, "REKINDLE_PROBE_KUBELETS"),
         http_bind=env.get("REKINDLE_HTTP_BIND", "0.0.0.0"),
         http_port=int(env.get("REKINDLE_HTTP_PORT", "8080")),

@@ -145,7 +145,9 @@ class _Check:
         return None if same else ""
 
     def _has_same_lease(self, preconditions: Preconditions) -> bool:
-        lease = preconditions.lease
+        """Whether the coordinator that is to be replaced has not renewed its Lease. One that is
+        deleted is not renewed."""
+        lease = preconditions.coordinator_lease
         if lease is None:
             return True
         path = f"/apis/coordination.k8s.io/v1/namespaces/{lease.namespace}/leases/{lease.name}"

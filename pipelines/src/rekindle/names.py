@@ -60,7 +60,7 @@ TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by t
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 
 COORDINATOR_KEY = "coordinator"  # in `status.slots`, as its slot; and in names of objects
-REMOVED_SEGMENT = "-"  # in keys of `status.slots`: for all segments that edits have removed
+ALL_REMOVED_SEGMENTS = "-"  # in keys of `status.slots`: for all segments that edits have removed
 MAX_NAME_CHARS = 63  # a pod's name is its host name
 
 

@@ -15,7 +15,7 @@ Newest = Mapping[str, Mapping[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
-class StalledLive:
+class StallWhileLive:
     """The status said Live although the query's next file was overdue by `overdue_s`."""
 
     query: str
@@ -65,10 +65,12 @@ class Progress:
         """Queries that are not written through `epoch`, and how far they are."""
         return {q: self.written(q) for q in self.queries if self.written(q) < epoch}
 
-    def find_stalled_live(self, at_s: float, states: Mapping[str, str]) -> list[StalledLive]:
+    def find_stalls_while_live(
+        self, at_s: float, states: Mapping[str, str]
+    ) -> list[StallWhileLive]:
         """Of queries that are reported as Live: since when their next file is overdue."""
         return [
-            StalledLive(query, at_s, overdue_s)
+            StallWhileLive(query, at_s, overdue_s)
             for query in self.queries
             if states.get(query) == "Live"
             and (since_s := self._advanced_at_s.get(query)) is not None

@@ -33,7 +33,7 @@ from rekindle_testing.chaos.plan import (
     Thaw,
     make_plan,
 )
-from rekindle_testing.chaos.progress import Progress, StalledLive
+from rekindle_testing.chaos.progress import Progress, StallWhileLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.chaos.task_samples import upstream_of
 from rekindle_testing.embedded.processes import ChildProcesses
@@ -52,7 +52,7 @@ ADVANCE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 180.0
 _INPUT_BEFORE_ROUNDS_S = 90
 _INPUT_PER_ROUND_S = 60 + int(ADVANCE_TIMEOUT_S)
-_NO_STALLED_LIVE = StalledLive("", 0.0, 0.0)
+_NO_STALLED_LIVE = StallWhileLive("", 0.0, 0.0)
 _DELAY_MARGIN_S = 5.0
 """How much later than `maxDelay` a result may be seen: results are sampled, and tasks that start
 compete for the cores."""
@@ -67,8 +67,8 @@ class RoundFailure(AssertionError):
 class RoundResult:
     """Times are seconds since the end of the round's last fault. `longest_stall_while_live_s`: the
     longest time that a query, `stalled_query`, was reported as Live while its sink wrote nothing.
-    `tentative`, `latest_s`: `Freshness.tentative` and `longest_s` of a topology with a finite
-    `maxDelay`."""
+    `tentative`, `longest_delay_s`: `Freshness.tentative` and `longest_s` (from an epoch's arrival
+    to its first result) of a topology with a finite `maxDelay`."""
 
     number: int
     advanced_s: float
@@ -77,7 +77,7 @@ class RoundResult:
     longest_stall_while_live_s: float
     stalled_query: str = ""
     tentative: int = 0
-    latest_s: float = 0.0
+    longest_delay_s: float = 0.0
 
     def __str__(self) -> str:
         return (
@@ -85,7 +85,8 @@ class RoundResult:
             f"{self.live_s:.1f} s; {self.rows:,} rows equal; "
             f"longest stall while Live {self.longest_stall_while_live_s:.1f} s "
             f"{self.stalled_query}; "
-            f"{self.tentative} tentative epochs, new results after {self.latest_s:.1f} s at most"
+            f"{self.tentative} tentative epochs, "
+            f"new results after {self.longest_delay_s:.1f} s at most"
         )
 
 
@@ -238,7 +239,7 @@ class _Run:
         return ""
 
     def _run_round(self, round: Round) -> RoundResult:
-        seen = len(self._sampler.stalled_live)
+        seen = len(self._sampler.stalls_while_live)
         began = time.monotonic()
         for step in round.steps:
             time.sleep(max(0.0, began + step.at_s - time.monotonic()))
@@ -255,13 +256,15 @@ class _Run:
         live_s = time.monotonic() - faults_ended
         rows = self._compare_new(round)
         stalled = max(
-            self._sampler.stalled_live[seen:], key=lambda s: s.overdue_s, default=_NO_STALLED_LIVE
+            self._sampler.stalls_while_live[seen:],
+            key=lambda s: s.overdue_s,
+            default=_NO_STALLED_LIVE,
         )
-        tentative, latest_s = self._check_tentative(round.number)
+        tentative, longest_delay_s = self._check_tentative(round.number)
         return RoundResult(
             number=round.number,
             tentative=tentative,
-            latest_s=_rounded(latest_s),
+            longest_delay_s=_rounded(longest_delay_s),
             advanced_s=_rounded(advanced_s),
             live_s=_rounded(live_s),
             rows=rows,
@@ -283,10 +286,10 @@ class _Run:
     def _check_tentative(self, number: int) -> tuple[int, float]:
         """How many tentative epochs there were, and the longest time until an epoch had a
         result."""
-        tentative, latest_s = 0, 0.0
+        tentative, longest_delay_s = 0, 0.0
         for name, freshness in self._freshness.items():
             tentative += freshness.tentative
-            latest_s = max(latest_s, freshness.longest_s)
+            longest_delay_s = max(longest_delay_s, freshness.longest_s)
             if freshness.longest_s > topologies.MAX_DELAY_S + _DELAY_MARGIN_S:
                 raise RoundFailure(
                     f"round {number}: an epoch that had arrived at a Live task of {name} had a "
@@ -294,7 +297,7 @@ class _Run:
                     f"{topologies.MAX_DELAY_S} s"
                 )
             freshness.tentative, freshness.longest_s = 0, 0.0
-        return tentative, latest_s
+        return tentative, longest_delay_s
 
     def _wait_advanced(self, round: Round, deadline: float) -> None:
         """Until every query has passed the newest epoch that any query of its topology has written

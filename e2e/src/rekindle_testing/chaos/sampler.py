@@ -1,7 +1,7 @@
 """Samples a chaos run from outside: the sinks' files, objects of the API, and metrics of tasks.
 
 A thread for each, since the API server may not respond while the sinks continue. `pods`, `leader`
-and `statuses` are of the last sample; `stalled_live` has all that was found in any sample.
+and `statuses` are of the last sample; `stalls_while_live` has all that was found in any sample.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.chaos.freshness import Freshness
-from rekindle_testing.chaos.progress import Progress, StalledLive
+from rekindle_testing.chaos.progress import Progress, StallWhileLive
 from rekindle_testing.chaos.task_samples import sample_tasks
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.node_admin import JsonApi
@@ -53,7 +53,7 @@ class Sampler:
         self.leader = ""
         self.silent_nodes: frozenset[str] = frozenset()
         self.statuses: dict[str, Json] = {}
-        self.stalled_live: list[StalledLive] = []
+        self.stalls_while_live: list[StallWhileLive] = []
         self._api = JsonApi(kubeconfig)
         self._progress = progress
         self._sinks = sinks
@@ -136,7 +136,7 @@ class Sampler:
         at_s = self.now()
         self.statuses = {t["metadata"]["name"]: t.get("status") or {} for t in found}
         for name, progress in self._progress.items():
-            self.stalled_live += progress.find_stalled_live(at_s, self.states(name))
+            self.stalls_while_live += progress.find_stalls_while_live(at_s, self.states(name))
         self.pods = self._api.call("GET", "/api/v1/pods")["items"]
         lease = self._api.call("GET", _LEASE).get("spec") or {}
         self.leader = lease.get("holderIdentity") or ""

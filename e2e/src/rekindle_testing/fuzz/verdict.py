@@ -59,7 +59,7 @@ def violations(topology: Mapping[str, Any], pods: int) -> list[str]:
         found.append(f"Degraded: {degraded.get('reason')}: {degraded.get('message')}")
     slots = [str(s["slot"]) for s in status.get("slots") or ()]
     # Removed slots have no pods.
-    wanted = sum(not slot.startswith(f"{names.REMOVED_SEGMENT}/") for slot in slots)
+    wanted = sum(not slot.startswith(f"{names.ALL_REMOVED_SEGMENTS}/") for slot in slots)
     if outcome is Verdict.ACCEPTED:
         suspended = bool(topology["spec"].get("suspend"))
         if suspended and pods:

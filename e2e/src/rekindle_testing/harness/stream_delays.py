@@ -4,7 +4,8 @@ Epoch e of every source is released at `origin + (e + 1) * interval`, whatever t
 *delay* of an epoch is the time from there until its first version arrived, tentative or stable: the
 processing delay of new tuples, of which the paper's `Delay_new` is the maximum. What corrects an
 epoch that has arrived before does not count. An epoch that was never tentative arrives with its
-stable version, so waiting (Delay, Suspend, an epoch that could not be processed) counts in full.
+stable version, so waiting counts in full: by the policies Delay and Suspend
+(`rekindle.consistency`), or for an epoch that could not be processed.
 
 Paper: DPC (Balazinska et al. 2005), sections 2 and 5.
 """
@@ -42,7 +43,8 @@ class EpochClock:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """What a reader saw of a failure, from the cut until output was stable and current again.
+    """What a reader saw of a failure, from when the input was cut off until output was stable and
+    current again.
 
     `delay_new_s`: the largest delay of an epoch; `tentative_epochs`, `tentative_rows`: how many
     arrived, where an epoch that arrives twice counts twice; `stabilized_s`: from the heal until

@@ -8,8 +8,8 @@ from functools import partial
 
 from rekindle.consistency.messages import (
     BatchReceived,
-    ReadAgain,
     ReadLive,
+    ResumeStable,
     StopLive,
 )
 from rekindle.engine.bounds import CallBounds
@@ -29,7 +29,7 @@ from rekindle_testing.simulation.reading import Listener, SimulatedReader
 from rekindle_testing.simulation.scheduler import Process
 
 _EARLY_EVENTS = 64
-"""What may come of a channel before the task is restored."""
+"""How many events of all channels are kept before the task is restored."""
 
 
 class BranchedInputs:
@@ -53,7 +53,7 @@ class BranchedInputs:
         self._feed = feed
         self._branches = branches
         self._early: list[InputEvent] | None = []  # until the task is restored
-        self._lacks_space = False
+        self._wake_needed = False
         self._endpoints: dict[tuple[str, int], tuple[Endpoint, ...]] = {}
         channels = [
             Channel(index, read)
@@ -106,29 +106,29 @@ class BranchedInputs:
             has_space = len(self._early or ()) < _EARLY_EVENTS
         else:
             has_space = branches.may_read(channel, live)
-        self._lacks_space |= not has_space
+        self._wake_needed |= not has_space
         return has_space
 
     # -- what the core wants -----------------------------------------------------------------------
 
-    def perform(self, effect: ReadLive | StopLive | ReadAgain) -> None:
+    def perform(self, effect: ReadLive | StopLive | ResumeStable) -> None:
         match effect:
             case ReadLive(channel, from_epoch):
                 self._reports.live_began(channel)
                 reader = self._live_readers[channel] = self._reader(channel, from_epoch, live=True)
                 key = reader.subscription.stream, channel.partition
                 reader.route(self._endpoints.get(key, ()))
-                self._lacks_space = True  # it has not been woken
+                self._wake_needed = True  # the new reader has to be woken once
             case StopLive(channel):
                 self._reports.live_ended(channel)
                 self._live_readers.pop(channel).close()
-            case ReadAgain():
-                self._lacks_space = True
+            case ResumeStable():
+                self._wake_needed = True
 
     def offer_space(self) -> None:
         """After each step of the core: wake the readers that wait for space, soon."""
-        if self._lacks_space:
-            self._lacks_space = False
+        if self._wake_needed:
+            self._wake_needed = False
             self._process.after(0.0, self._wake_all)
 
     def _wake_all(self) -> None:

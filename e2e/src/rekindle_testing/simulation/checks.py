@@ -183,6 +183,7 @@ class Checks:
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 
     def _is_expected(self, partition: Partition, state: TaskState) -> bool:
+        """The output of an epoch is the state after it in simulations (`values`)."""
         """Whether a run without faults has the state after this epoch, and its watermark."""
         fold = self.expected.output(partition, state.epoch)
         return (state.watermark, state.operators) == (watermark_of(fold), FoldedState(fold=fold))
@@ -204,8 +205,9 @@ class Checks:
     def is_wrong(self, value: str) -> bool:
         return self._wrong.is_wrong(value)
 
-    def wrong_result_begins(self, pod: TaskPod, is_first: bool) -> bool:
-        """Whether a pod may compute a wrong result now."""
+    def begin_wrong_result(self, pod: TaskPod, is_first: bool) -> bool:
+        """Whether a pod may compute a wrong result now; if so, it counts as faulty. `is_first`: it
+        has not begun yet; once it has, it may go on."""
         checks = self._of_wrong_results
         if is_first and not checks.may_begin(pod):
             return False

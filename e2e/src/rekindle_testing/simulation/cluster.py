@@ -34,7 +34,7 @@ from rekindle_testing.simulation.operator_checks import OperatorChecks
 from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
-from rekindle_testing.simulation.silence import Calm
+from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected
@@ -59,8 +59,8 @@ SETTINGS = Settings(
 
 
 class SimulatedCluster:
-    """`pods`: the newest incarnation of each slot, while a node runs it. `topology`: without
-    edits."""
+    """`pods`: the newest incarnation of each slot, while a node runs it. `topology`: as it was
+    created, without later edits."""
 
     def __init__(
         self,
@@ -96,7 +96,9 @@ class SimulatedCluster:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
-        self.api_calm = Calm(scheduler)  # of the API server, and of operators' connections to it
+        self.api_faults = FaultCount(
+            scheduler
+        )  # of the API server, and of operators' connections to it
         self._operators_skew_s = operators_skew_s
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._drained: Counter[str] = Counter()
@@ -126,7 +128,7 @@ class SimulatedCluster:
             self.views,
             lambda: self.operators.values(),
             self.fail,
-            self.api_calm,
+            self.api_faults,
             self.working,
             lambda: scheduler.now,
         )
@@ -168,11 +170,11 @@ class SimulatedCluster:
 
     def _can_recover(self) -> bool:
         """Whether an operator leads that can know and do anything."""
-        return self.leader is not None and self.api_calm.calm_s > 15.0
+        return self.leader is not None and self.api_faults.none_for_s > 15.0
 
     # --- edits --------------------------------------------------------------------
 
-    def needed_since(self, slot: Slot) -> float | None:
+    def in_spec_since(self, slot: Slot) -> float | None:
         """Since when the newest spec has a slot."""
         return self._slots.get(slot.first)
 

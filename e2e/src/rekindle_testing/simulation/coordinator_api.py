@@ -56,7 +56,7 @@ _LEASE_S = 6
 _GENERATION_CHECK_S = 1.0
 # The first and the longest pause before a retry of a write; bounds of that of a list of pods.
 _RETRY_S = (0.3, 6.0)
-_REFUSED = (409, 422)
+_MAYBE_OUTDATED = (409, 422)  # another topology of this name; a fence that is lower
 _LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 _TOPOLOGY = f"/apis/{names.API_VERSION}/namespaces/{NAMESPACE}/{names.PLURAL}/{TOPOLOGY}"
 _POD_SELECTOR = f"{names.LABEL_TOPOLOGY}={TOPOLOGY},{names.LABEL_ROLE}={names.ROLE_TASK}"
@@ -189,7 +189,7 @@ class StatusWriter:
         def applied(response: ApiResponse | None) -> None:
             if response is None:
                 self._retry()
-            elif response.status in _REFUSED:
+            elif response.status in _MAYBE_OUTDATED:
                 self._unless_fenced(lambda: self._refused(response))
             elif response.status >= 400:
                 self._refused(response)

@@ -65,10 +65,13 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
         "no edit here moves operators to other segments, so chained digests have one base",
         [("dispute", DisputePhase.OPEN, DisputeEvent.NOT_COMPARABLE)],
     ),
-    ("there is one store", _all_of("checkpoint", CommitEvent.STORE_REFUSED)),
     (
-        "a donor pins its newest state, which had reached the needed epoch before that",
-        _all_of("donor", DonorEvent.PINNED_TOO_EARLY),
+        "the store is never exchanged for another one",
+        _all_of("checkpoint", CommitEvent.WRONG_STORE),
+    ),
+    (
+        "a donor pins its newest state only once that has reached the needed epoch",
+        _all_of("donor", DonorEvent.PINNED_TOO_OLD),
     ),
 ]
 UNREACHABLE: Mapping[Cell, str] = {cell: reason for reason, cells in _REASONS for cell in cells}

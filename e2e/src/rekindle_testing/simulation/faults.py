@@ -235,13 +235,13 @@ class Injector:
             self.silent.add(what)
             self._cluster.add_node()
             return
-        is_of_api, calm = fault.kind in _API_FAULTS, self._cluster.api_calm
+        is_of_api, api_faults = fault.kind in _API_FAULTS, self._cluster.api_faults
         if is_of_api:
-            calm.fault_began()
+            api_faults.began()
 
         def heal() -> None:
             if is_of_api:
-                calm.fault_ended()
+                api_faults.ended()
             if end is not None:
                 self._log(f"over: {fault.kind}: {what}")
                 end()

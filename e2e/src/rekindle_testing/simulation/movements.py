@@ -27,7 +27,8 @@ class Movements:
         return None
 
     def donor_for(self, slot: Slot) -> TaskPod | None:
-        """The pod that gives state to the successor of a slot."""
+        """The pod that gives state to the newcomer of a slot, or of its successor in a planned
+        move."""
         newcomers = (slot, slot.alternate)
         for pod in self._partners(slot):
             donor = pod.boot.core.donor if pod.boot is not None else None
@@ -40,7 +41,7 @@ class Movements:
         return [
             pods[other]
             for other in sorted(pods, key=lambda s: s.key)
-            if other.first != slot.first
+            if other.first != slot.first  # not the same replica under its other number
             and (other.segment, other.partition) == (slot.segment, slot.partition)
         ]
 

@@ -24,7 +24,7 @@ from rekindle_testing.simulation.kube.objects import (
     Json,
 )
 from rekindle_testing.simulation.operator.replica import OperatorReplica
-from rekindle_testing.simulation.silence import Calm
+from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.working import WorkingPods
 
 _UNCERTAIN_S = 15.0
@@ -40,7 +40,7 @@ class OperatorChecks:
         views: Views,
         replicas: Callable[[], Iterable[OperatorReplica]],
         failed: Callable[[str], None],
-        api_calm: Calm,
+        api_faults: FaultCount,
         working: WorkingPods,
         clock: Callable[[], float],
     ) -> None:
@@ -48,7 +48,7 @@ class OperatorChecks:
         self._views = views
         self._replicas = replicas
         self._failed = failed
-        self._api_calm = api_calm
+        self._api_faults = api_faults
         self._working = working
         self._clock = clock
         self._cordoned_until: dict[str, float] = {}  # by node; infinite while it is
@@ -73,7 +73,7 @@ class OperatorChecks:
         unless it is replaced."""
         leading = [r for r in self._replicas() if not r.process.dead and r.leader.leading]
         others = [r for r in leading if r is not replica]
-        if others or not replica.leader.may_finish:
+        if others or not replica.leader.no_other_can_lead:  # its last Lease has run out
             hosts = [r.process.host for r in leading]
             self._failed(
                 f"I9: {replica.process.host} sends {request.verb} {request.path}; leaders: {hosts}"
@@ -111,7 +111,7 @@ class OperatorChecks:
 
     @property
     def _is_calm(self) -> bool:
-        return self._api_calm.calm_s > _UNCERTAIN_S
+        return self._api_faults.none_for_s > _UNCERTAIN_S
 
     def _check_new_pod(self, raw: Json) -> None:
         """I9: an incarnation is reserved before its pod is created. A request that arrives late may
@@ -121,7 +121,7 @@ class OperatorChecks:
         (topology,) = self._objects.all(TOPOLOGIES)
         slots = (topology.get("status") or {}).get("slots") or ()
         reserved = {s["slot"]: s["incarnation"] for s in slots}
-        removed = f"{names.REMOVED_SEGMENT}/{slot.partition('/')[2]}"  # by an edit
+        removed = f"{names.ALL_REMOVED_SEGMENTS}/{slot.partition('/')[2]}"  # by edits: merged there
         if max(reserved.get(slot, 0), reserved.get(removed, 0)) < pod.incarnation:
             self._failed(f"I9: {name} is created, and its incarnation is not reserved")
         if pod.incarnation <= self._highest.get(slot, 0):

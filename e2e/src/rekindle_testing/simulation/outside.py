@@ -18,7 +18,7 @@ from rekindle.coordinator.model import Partition
 from rekindle.objects import ObjectInfo
 from rekindle.protocol import CheckpointDone
 from rekindle.task.state import TaskState
-from rekindle_testing.simulation.late import perform_now_later_or_never
+from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import Process, Scheduler

@@ -33,7 +33,7 @@ from rekindle_testing.simulation.kube.objects import (
     ApiEvent,
     Json,
 )
-from rekindle_testing.simulation.late import LATEST_S
+from rekindle_testing.simulation.late_requests import MAX_REQUEST_DELAY_S
 from rekindle_testing.simulation.operator_checks import OperatorErrors
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
@@ -61,7 +61,8 @@ _UNCHANGED_S = 10.0
 class Outcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
     the end of the last fault until all was done. `appended`, `written`, `tentative`: epochs;
-    `moved`: states. `cells`: how often each was reached."""
+    `moved`: states. `cells`: how often each event happened in each state of the
+    transition tables."""
 
     seed: int
     faults: Sequence[Fault]
@@ -197,11 +198,13 @@ class Simulation:
     def _run_until_done(self, healed_at: float, end_at: float) -> tuple[str, float]:
         """What is missing at the end; and when all was done."""
         missing, done_at = self.not_done(), self.scheduler.now
-        while self.scheduler.now < (end_at if missing else max(healed_at + LATEST_S, done_at)):
+        while self.scheduler.now < (
+            end_at if missing else max(healed_at + MAX_REQUEST_DELAY_S, done_at)
+        ):
             self.scheduler.run_until(self.scheduler.now + 0.5)
             is_seen = self.scheduler.now - healed_at > _PERSON_S
             if is_seen and self.cluster.checks.wrong_result_checks is not None:
-                self.cluster.checks.wrong_result_checks.delete_named_files()
+                self.cluster.checks.wrong_result_checks.delete_files_reported_wrong()
             missing = self.not_done()
             if missing:
                 done_at = self.scheduler.now

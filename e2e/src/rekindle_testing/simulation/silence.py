@@ -41,7 +41,7 @@ class Silence:
         return silent_until is None or now - silent_until > _REMEMBERED_S
 
 
-class Calm:
+class FaultCount:
     """Counts faults of one kind."""
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -49,14 +49,14 @@ class Calm:
         self._faults = 0
         self._since = -inf  # the last one ended
 
-    def fault_began(self) -> None:
+    def began(self) -> None:
         self._faults += 1
 
-    def fault_ended(self) -> None:
+    def ended(self) -> None:
         self._faults -= 1
         self._since = self._scheduler.now
 
     @property
-    def calm_s(self) -> float:
+    def none_for_s(self) -> float:
         """For how long none has happened."""
         return 0.0 if self._faults else self._scheduler.now - self._since

@@ -49,14 +49,14 @@ class SinkCalls:
     def _report(self, assigned: SinkAssignment, event: SinkEvent) -> None:
         self._task.step(SinkReported(assigned, event))
 
-    def _open(self, assigned: SinkAssignment, after: int, compares: bool) -> None:
+    def _open(self, assigned: SinkAssignment, after: int, read_first_epoch: bool) -> None:
         self._conflicts[assigned.query] = {}
 
         def ended(result: int | Exception) -> None:
             if isinstance(result, Exception):
                 self._report(assigned, CallFailed("down"))
             else:
-                self._report(assigned, SinkOpened(result, first=0 if compares else None))
+                self._report(assigned, SinkOpened(result, first=0 if read_first_epoch else None))
 
         sinks = self._around.sinks
         request = partial(sinks.last, assigned.query, self._task.partition, after)

@@ -14,7 +14,8 @@ from rekindle_testing.simulation.wrong_results import WrongResults
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """`epoch_us`: the length of an epoch. `topology`: without edits. `buffered_epochs`: what a task
+    """`epoch_us`: the length of an epoch. `topology`: as it was
+    created, without later edits. `buffered_epochs`: what a task
     whose output may be tentative keeps of a channel. `wrong_results`: which values are wrong, or
     follow from wrong ones."""
 

@@ -16,8 +16,8 @@ from rekindle.consistency.messages import (
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
-    ReadAgain,
     ReadLive,
+    ResumeStable,
     StopLive,
 )
 from rekindle.coordinator.model import Partition, partition_of
@@ -65,7 +65,7 @@ from rekindle.task.core.messages import (
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import EntrySaved, SaveFailed, SaveState, SkipState
+from rekindle.task.core.saver import EntrySaved, SaveFailed, SaveState, SkipCheckpoint
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -323,11 +323,11 @@ class TaskProcess:
                 self._disk.compare = True
             case EndProcess(loop_s=loop_s):
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
-            case SkipState():
+            case SkipCheckpoint():
                 pass
             case _ if isinstance(effect, NewcomerEffect | DonorEffect):
                 self._mover.perform(effect)
-            case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive() | ReadAgain():
+            case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive() | ResumeStable():
                 self.tentative.perform(effect)
             case _:
                 raise TypeError(f"simulated tasks do not know {effect}")
@@ -468,7 +468,7 @@ class TaskProcess:
         planned = pod.wrong_result
         if planned is None or not (is_stable and planned.concerns(epoch.epoch)):
             return value
-        if not around.checks.wrong_result_begins(pod, is_first=planned.epoch is None):
+        if not around.checks.begin_wrong_result(pod, is_first=planned.epoch is None):
             return value
         return wrong.instead_of(value, epoch.epoch, planned)
 

@@ -10,8 +10,8 @@ from rekindle.consistency.messages import (
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
-    ReadAgain,
     ReadLive,
+    ResumeStable,
     StopLive,
 )
 from rekindle.engine.model import EpochOutput
@@ -132,7 +132,7 @@ class TentativeResults:
             case EmitReconciliationDone(through):
                 self._output.control(BatchKind.RECONCILIATION_DONE, through)
                 self.checks.reconciled(through)
-            case ReadLive() | StopLive() | ReadAgain():
+            case ReadLive() | StopLive() | ResumeStable():
                 self._inputs.perform(effect)
 
     def truncate(self, floor: int) -> None:

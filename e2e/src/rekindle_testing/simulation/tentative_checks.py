@@ -58,7 +58,8 @@ class TentativeChecks:
         self._partner: object = None
         self._request: Postponement | None = None
         self._suspended_ticks = 0
-        self._newest_branch: tuple[int, str] = (0, "")  # the newest attempt, and its state
+        # The newest attempt, and the state after its last epoch, as its output (`values`).
+        self._newest_branch: tuple[int, str] = (0, "")
         # For the check that results come in time. `_exempt_at`: when that was last not promised.
         self._arrivals: dict[int, float] = {}
         self._counts_from: dict[int, float] = {}  # its arrival, or later if it waits for others
@@ -113,7 +114,7 @@ class TentativeChecks:
             self._partner, self.partner_since = self.branches.partner.partner, self.now
         if (request := self.branches.partner.asks) != self._request and request is not None:
             self._request = request
-            if request.lease_s:
+            if request.lease_s:  # 0: it ends its request
                 self.asked_at = self.now
 
     # -- what is computed --------------------------------------------------------------------------

@@ -27,8 +27,8 @@ _DECIDED_S = 1.5
 _SETTLED_S = 10.0
 """A pod works once it has been ready and needed for so long."""
 _AVOIDED_S = 65.0
-"""An operator avoids a node that was silent for `Timing.quarantine_s`, and for 30 s, or longer if
-it happens again, one whose tasks were silent while its kubelet responded."""
+"""For so long an operator may avoid a node: one that was silent, for `Timing.quarantine_s`; one
+whose tasks were silent while its kubelet responded, for 30 s, or longer if that happens again."""
 
 
 class WorkingPods:
@@ -58,7 +58,7 @@ class WorkingPods:
         raw = self._cluster.server.objects.find(PODS, pod.name)
         if raw is None or raw["metadata"].get("deletionTimestamp"):
             return None
-        since = [self._ready_since.get(pod.uid), self._needed_since(pod)]
+        since = [self._ready_since.get(pod.uid), self._in_spec_since(pod)]
         now = self._scheduler.now
         return pod.name if all(s is not None and now - s > _SETTLED_S for s in since) else None
 
@@ -83,8 +83,8 @@ class WorkingPods:
         found: list[SimulatedPod[Any]] = [*self._cluster.pods.values()]
         return found if coordinator is None else [*found, coordinator]
 
-    def _needed_since(self, pod: SimulatedPod[Any]) -> float | None:
-        return self._cluster.needed_since(pod.slot) if isinstance(pod, TaskPod) else 0.0
+    def _in_spec_since(self, pod: SimulatedPod[Any]) -> float | None:
+        return self._cluster.in_spec_since(pod.slot) if isinstance(pod, TaskPod) else 0.0
 
     def _is_responsive(self, pod: SimulatedPod[Any]) -> bool:
         """A coordinator is lost with its node, also if that is said to be lost by mistake."""

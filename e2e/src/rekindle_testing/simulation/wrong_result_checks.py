@@ -148,7 +148,7 @@ class WrongResultChecks:
                 self._silent_at[pod.address] = now
         self._note_ready()
         named = {*self._named_files()}
-        if self._cluster.api_calm.calm_s < _NAMED_S:
+        if self._cluster.api_faults.none_for_s < _NAMED_S:
             named |= {*self._found_files()}  # the status may not have been written
         for name in named:
             self._named_looks[name] = self._named_looks.get(name, 0) + 1
@@ -289,7 +289,7 @@ class WrongResultChecks:
         return False
 
     def _is_replicated(self, slot: Slot) -> bool:
-        since = self._cluster.needed_since
+        since = self._cluster.in_spec_since
         others = (Slot(slot.segment, slot.partition, replica) for replica in (0, 1))
         return all(since(other) is not None for other in others)
 
@@ -435,7 +435,7 @@ class WrongResultChecks:
             found += core.containment.problems(core.generation)
         return found
 
-    def delete_named_files(self) -> None:
+    def delete_files_reported_wrong(self) -> None:
         """What a person does: the wrong ones of the files that `inconsistent` names, while the task
         runs that has named them, which writes its own."""
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected

@@ -93,7 +93,7 @@ class ClusterCache:
         self._topologies: dict[str, TopologyView] = {}  # by uid
         self._topologies_listed = False
         self.topologies_stalled = False  # lists of topologies fail
-        self._missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
+        self._crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[IncarnationRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
@@ -158,7 +158,7 @@ class ClusterCache:
         """Whether all kinds were listed once. Nothing is decided before that."""
         return self._topologies_listed and all(m.synced for m in self._mirrors)
 
-    def relist(self) -> bool:
+    def relist_mirrors(self) -> bool:
         """List all kinds again except topologies; False if a list failed."""
         with ThreadPoolExecutor(len(self._mirrors)) as pool:
             return all(pool.map(_relist, self._mirrors))
@@ -169,7 +169,7 @@ class ClusterCache:
         return {mirror.name: mirror.age_s for mirror in self._mirrors}
 
     @property
-    def stalled(self) -> tuple[str, ...]:
+    def stalled_watches(self) -> tuple[str, ...]:
         """Kinds without a response or event of the API server for too long."""
         stalled = tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
         return (*stalled, names.PLURAL) if self.topologies_stalled else stalled
@@ -245,8 +245,8 @@ class ClusterCache:
 
     # --- kept between passes --------------------------------------------------
 
-    def remember_missing_fields(self, paths: tuple[str, ...]) -> None:
-        self._missing_fields = paths
+    def remember_crd_missing_fields(self, paths: tuple[str, ...]) -> None:
+        self._crd_missing_fields = paths
         self.request_pass()
 
     def quarantine(self, node: str, at: float) -> None:
@@ -374,8 +374,8 @@ class ClusterCache:
             generation_records=self.generation_records.views(),
             silent_since=silent,
             report_times=report_times,
-            stalled=self.stalled,
-            missing_fields=self._missing_fields,
+            stalled_watches=self.stalled_watches,
+            crd_missing_fields=self._crd_missing_fields,
             failures=failures,
             kubelet_probes=self.kubelet_probes.results,
             pod_probes=self.pod_probes.results,

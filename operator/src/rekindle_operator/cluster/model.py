@@ -91,7 +91,7 @@ class PodView:
     topology: str | None = None
     role: str | None = None
     ip: str = ""
-    operator_release: str = ""  # Helm release of the operator that it is a replica of; else empty
+    helm_release: str = ""  # Helm release of the operator that it is a replica of; else empty
     image: str = ""  # that it was created with; admission may have changed it since
     slot: Slot | None = None
     segment_name: str = ""
@@ -120,7 +120,7 @@ class PodView:
     @property
     def is_managed(self) -> bool:
         """A pod of a topology, or of an operator: the operator watches its node."""
-        return self.topology is not None or bool(self.operator_release)
+        return self.topology is not None or bool(self.helm_release)
 
     def as_foreign(self) -> PodView:
         """As a pod of no topology, which only uses capacity."""
@@ -217,13 +217,14 @@ class ProbeResults:
 
     sent_at: float  # the last probe
     responded_at: float | None = None  # the last probe that got a response (when that was sent)
-    # The first probe since then; it may still be in flight. After a reset: when that was, until the
-    # next probe is sent.
+    # The first probe since then; it may still be in flight. After all timers were reset, because
+    # this process was paused or isolated: when that was, until the next probe is sent.
     unanswered_since: float | None = None
 
     @property
     def silent_since(self) -> float | None:
-        """As `unanswered_since`, None while it was not probed since a reset: nothing is proved."""
+        """As `unanswered_since`, None while it was not probed since the timers were
+        reset: nothing is proved."""
         first = self.unanswered_since
         return first if first is not None and first <= self.sent_at else None
 
@@ -276,9 +277,9 @@ class Snapshot:
     # By the pod's uid; `failing`: its containers have errors, see `cluster.containers`.
     failing_since: Mapping[str, float] = field(default_factory=dict)
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
-    stalled: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
+    stalled_watches: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
     failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
-    missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
+    crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
 
     def pod_age_s(self, pod: PodView, now: float) -> float:
         """Since it was first seen."""

@@ -25,7 +25,7 @@ def phase_times(
     """By uid, for coordinators and pods of the operator that have a node. Others are dropped."""
     times = {}
     for pod in pods:
-        if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.operator_release):
+        if pod.node is not None and (pod.role == ROLE_COORDINATOR or pod.helm_release):
             known = before.get(pod.uid)
             same = known is not None and known.phase == pod.phase
             times[pod.uid] = known if known is not None and same else PhaseTime(pod.phase, now)

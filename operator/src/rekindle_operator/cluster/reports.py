@@ -7,8 +7,8 @@ coordinator that cannot write its status does not name the report in its Lease.
 
 A report or a Lease that exists when this process starts may be of any age. It proves nothing until
 one of them changes. Neither does a report that was removed, until there is another one. Once the
-pod of a coordinator is gone and its successor has one, what it goes on to report proves nothing: it
-may be cut off from some nodes, which may be why it was replaced.
+pod of a coordinator is gone and its next incarnation has one, what it goes on to report proves
+nothing: it may be cut off from some nodes, which may be why it was replaced.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class ReportAges:
         self._unreported: set[str] = set()  # seen before their first report
         self._known: dict[str, _KnownReport] = {}
         self._preexisting_leases: dict[str, int] = {}  # versions, by the topology's uid
-        # The age that was found last while the coordinator had no successor, by the topology's uid.
-        self._before_successor: dict[str, float] = {}
+        # The time that was found last while there was no next incarnation, by the topology's uid.
+        self._before_next: dict[str, float] = {}
         self._newest_pods: dict[str, int] = {}  # incarnations, by the topology's uid
 
     def observe(self, view: TopologyView, now: float) -> None:
@@ -61,7 +61,7 @@ class ReportAges:
         self._unreported.discard(uid)
         self._known.pop(uid, None)
         self._preexisting_leases.pop(uid, None)
-        self._before_successor.pop(uid, None)
+        self._before_next.pop(uid, None)
         self._newest_pods.pop(uid, None)
 
     def as_of(
@@ -88,18 +88,18 @@ class ReportAges:
                 self._known[view.uid] = _KnownReport(known.content, lease.seen_at)
         pods = coordinators or {}
         return {
-            uid: self._as_of_before_successor(uid, known, pods.get(uid, frozenset()))
+            uid: self._as_of_before_next(uid, known, pods.get(uid, frozenset()))
             for uid, known in self._known.items()
         }
 
-    def _as_of_before_successor(self, uid: str, known: _KnownReport, pods: Set[int]) -> float:
-        """While its own pod exists it goes on, until the successor takes over. It does not go on
-        again if the successor's pod is gone too, before there is another one."""
+    def _as_of_before_next(self, uid: str, known: _KnownReport, pods: Set[int]) -> float:
+        """While its own pod exists it goes on, until the next incarnation takes over. It does not
+        go on again if that one's pod is gone too, before there is another one."""
         fence, _ = report_number(known.content)
         newest = self._newest_pods[uid] = max([self._newest_pods.get(uid, 0), *pods])
         if not known.content or fence in pods or fence >= newest:
-            self._before_successor[uid] = known.as_of
-        return self._before_successor.setdefault(uid, known.as_of)
+            self._before_next[uid] = known.as_of
+        return self._before_next.setdefault(uid, known.as_of)
 
 
 def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:

@@ -95,7 +95,7 @@ class CreatePod:
 @dataclass(frozen=True, slots=True)
 class DeletePod:
     """With its uid and resourceVersion as preconditions. `grace_s`: 0 for pods whose node cannot
-    respond; None: the pod's own. `frees_planned_capacity`: this pass's plan includes what it
+    respond; None: the pod's own. `plan_needs_its_capacity`: this pass's plan includes what it
     frees."""
 
     namespace: str
@@ -104,7 +104,7 @@ class DeletePod:
     version: int
     grace_s: int | None
     why: str
-    frees_planned_capacity: bool = False
+    plan_needs_its_capacity: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
     return found
 
 
-def still_avoided(
+def avoided_if_another_fits(
     pod: PodToPlace, nodes: frozenset[str], usable: Mapping[str, NodeView]
 ) -> frozenset[str]:
     """`nodes`, unless no other node could run the pod: then none of them is avoided."""

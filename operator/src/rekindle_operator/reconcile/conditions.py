@@ -182,7 +182,7 @@ def _default_image_conflicts(context: ReconcileContext) -> bool:
 def _older_crd(context: ReconcileContext) -> Iterator[str]:
     """A note if the CRD lacks fields: the API server drops them from the spec, and the operator
     from the status."""
-    if missing := context.pass_inputs.snapshot.missing_fields:
+    if missing := context.pass_inputs.snapshot.crd_missing_fields:
         shown = ", ".join(missing[:_SHOWN_NAMES]) + (", ..." if len(missing) > _SHOWN_NAMES else "")
         yield f"the CRD in the cluster is older than the operator and lacks {shown}: upgrade it"
 
@@ -237,7 +237,7 @@ def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condit
 
 
 def _consistent(context: ReconcileContext) -> Condition:
-    if context.stale_since is not None:
+    if context.report_stale_since is not None:
         return Condition("Consistent", "Unknown", _NO_REPORT, stale_report_message(context))
     report = context.report
     if not report.diverged and not report.inconsistent:
@@ -283,7 +283,7 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
     if head is None:  # tasks get no restore point before the store can be read
         reason = "StoreFailed" if store else _OTHER_PROBLEM
         return Condition("Checkpointed", "False", reason, store or other)
-    if context.stale_since is not None:
+    if context.report_stale_since is not None:
         return Condition("Checkpointed", "Unknown", _NO_REPORT, stale_report_message(context))
     if lost := _checkpoint_problem(context, CheckpointProblemKind.UNRESTORABLE):
         return Condition("Checkpointed", "False", "Unrestorable", lost)

@@ -29,7 +29,7 @@ class Preconditions:
     topology: TopologyView | None
     deletions: tuple[DeletePod, ...]
     nodes: Mapping[str, NodeView | None]
-    lease: LeaseView | None
+    coordinator_lease: LeaseView | None
     pods: Mapping[str, str]  # of the topology, as the snapshot has them: uid -> name
 
 
@@ -56,7 +56,7 @@ def preconditions_of(
                 topology=view,
                 deletions=deletions,
                 nodes={name: nodes.get(name) for name in _node_names(deletions, pods, nodes)},
-                lease=_lease(view, decision, snapshot),
+                coordinator_lease=_lease(view, decision, snapshot),
                 pods=of_topology.get(decision.topology_key, {}),
             )
         )

@@ -80,12 +80,12 @@ class ReconcileContext:
     problems: tuple[Problem, ...]  # of the newest generation
     validation_ended: bool  # False while it is compiled, or its pods' dry run is pending
     generations: Mapping[int, str]  # digests of records, as the status is to list them
-    previous_slots: frozenset[str] = (
-        frozenset()
-    )  # of the generation that was accepted before this one
+    # Of the newest generation accepted before this pass: those of `running`, unless this pass
+    # accepts one.
+    slots_before_pass: frozenset[str] = frozenset()
     # When the coordinator's report was last known to be true, if that is too long ago to prove
     # anything; None while the report is fresh.
-    stale_since: float | None = None
+    report_stale_since: float | None = None
     max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
 
@@ -120,7 +120,9 @@ def build_context(
     snapshot, settings = pass_inputs.snapshot, pass_inputs.settings
     records = find_generation_records(view, snapshot)
     running = _newest_running(view, records)
-    previous_slots = frozenset(s.key for s in running.topology.slots()) if running else frozenset()
+    slots_before_pass = (
+        frozenset(s.key for s in running.topology.slots()) if running else frozenset()
+    )
     acceptance = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
         acceptance = _accept(view, running, records, pass_inputs)
@@ -132,9 +134,9 @@ def build_context(
         problems=acceptance.problems,
         validation_ended=acceptance.validation_ended,
         generations=listed_generations(records, view.generation, acceptance.digest),
-        previous_slots=previous_slots,
+        slots_before_pass=slots_before_pass,
         newer_image=_newer_image(view, acceptance.running, settings.pods),
-        stale_since=None if is_reported else snapshot.report_times.get(view.uid),
+        report_stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
     )
     return context, [*acceptance.actions, *_unused_records(context, records)]
@@ -280,7 +282,7 @@ def reserved_incarnations(context: ReconcileContext, taken: Mapping[str, int]) -
         kept = {names.COORDINATOR_KEY, *taken, *(p.slot.key for p in pods if p.slot is not None)}
         kept |= {slot.key for slot in context.running.topology.slots()}
         for slot in highest.keys() - kept:
-            merged = f"{names.REMOVED_SEGMENT}/{partition_and_replica(slot)}"
+            merged = f"{names.ALL_REMOVED_SEGMENTS}/{partition_and_replica(slot)}"
             incarnation = highest.pop(slot)
             highest[merged] = max(incarnation, highest.get(merged, 0))
     return {slot: highest[slot] for slot in sorted(highest)}

@@ -121,14 +121,16 @@ def _next_coordinator(
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
         ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, incarnation)
     prepare: list[Action] = []
-    avoided = set(pass_inputs.snapshot.unsuitable.get(coordinator_shape(view, defaults), ()))
+    less_preferred = set(pass_inputs.snapshot.unsuitable.get(coordinator_shape(view, defaults), ()))
     if newest is not None and newest.node is not None and not newest.terminating:
-        avoided.add(newest.node)  # its node may be the reason why it does not work
+        less_preferred.add(newest.node)  # its node may be the reason why it does not work
         rolled = is_replaced_by_roll(context, newest)
         if newest.shape and newest.node in losses.usable_nodes and not rolled:
             node = losses.usable_nodes[newest.node]
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
-    pod = coordinator_pod(view, ref.incarnation, losses.avoided, defaults, last_resort=avoided)
+    pod = coordinator_pod(
+        view, ref.incarnation, losses.avoided, defaults, last_resort=less_preferred
+    )
     create: tuple[CreatePod, ...] = ()
     if uncreated is None or pass_inputs.now >= uncreated.retry_at:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))

@@ -349,10 +349,10 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
 
 def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
     snapshot, losses = context.pass_inputs.snapshot, context.pass_inputs.losses
-    if losses.problem:
-        return OperatorProblem("NodesNotReady", losses.problem)
-    if snapshot.stalled:
-        kinds = ", ".join(snapshot.stalled)
+    if losses.why_not_lost:
+        return OperatorProblem("NodesNotReady", losses.why_not_lost)
+    if snapshot.stalled_watches:
+        kinds = ", ".join(snapshot.stalled_watches)
         message = f"no watch events or bookmarks from the API server for {kinds}"
         return OperatorProblem("WatchStalled", message)
     failure = snapshot.failures.get(context.view.key)
@@ -362,7 +362,7 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
 def _report_failure(
     view: TopologyView, error: Exception, observed: ObservedTopology | None, pass_inputs: PassInputs
 ) -> TopologyActions:
-    now, missing = pass_inputs.now, pass_inputs.snapshot.missing_fields
+    now, missing = pass_inputs.now, pass_inputs.snapshot.crd_missing_fields
     if isinstance(error, StillCompiling):
         return report_undecided(view, OperatorProblem("Compiling", str(error)), now, missing)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")

@@ -25,7 +25,7 @@ _NOT_LIVE = "not live: it moves once it is"
 def waiting_drains(context: ReconcileContext, states: Sequence[SlotState]) -> list[str]:
     """A text for each node: what stays on it, and why. Without what only takes its time."""
     draining = draining_nodes(context)
-    if not draining or context.running is None or context.stale_since is not None:
+    if not draining or context.running is None or context.report_stale_since is not None:
         return []
     successors = {s.slot.alternate: s for s in states if s.is_successor}
     found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))

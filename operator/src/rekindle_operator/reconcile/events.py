@@ -143,11 +143,11 @@ def _lost_nodes(result: PassResult) -> Iterator[EventText]:
 
 
 def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
-    running = {(s.slot.segment, s.slot.partition) for s in result.states if s.holds_capacity}
+    with_capacity = {(s.slot.segment, s.slot.partition) for s in result.states if s.holds_capacity}
     for state in (*result.states, *result.superseded):
         if state.loss is None or not state.loss.counts_as_failure or state.pod is None:
             continue
-        has_partner = (state.slot.segment, state.slot.partition) in running
+        has_partner = (state.slot.segment, state.slot.partition) in with_capacity
         dedup_key = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
             note = f"{state.name}: {state.loss.value}; it is replaced"

@@ -152,7 +152,7 @@ def replica_state(context: ReconcileContext, state: SlotState) -> ReplicaState:
 
 def _state_of_pod(context: ReconcileContext, slot: Slot, pod: PodView) -> ReplicaState:
     """What its task reports, as long as the report is fresh."""
-    if context.stale_since is not None:
+    if context.report_stale_since is not None:
         return ReplicaState.UNKNOWN if pod.was_ready else ReplicaState.STARTING
     task = context.report.task(slot.key, pod.incarnation)
     if task is None or task.suspected or task.phase is None:
@@ -221,7 +221,7 @@ def _query(
     if over_namespace_limit:
         reasons.insert(0, _OVER_NAMESPACE_LIMIT)
     report = context.report.queries.get(query.name)
-    lag_s = report.lag_s if report and context.stale_since is None else None
+    lag_s = report.lag_s if report and context.report_stale_since is None else None
     queried = context.running.topology.queried_segment(query).id
     has_output = all(s is ReplicaState.LIVE for (of, _), s in needed.items() if of == queried)
     missing = _missing_inputs(context, [s for s in states if _is_needed(s, needed)], names)
@@ -279,9 +279,9 @@ def _live_within_s(context: ReconcileContext, query: str) -> float:
 
 def stale_report_message(context: ReconcileContext) -> str:
     """A text that does not change while the report stays outdated."""
-    if context.stale_since is None:
+    if context.report_stale_since is None:
         return "the coordinator's report is fresh"
-    return f"no report from the coordinator since {rfc3339(context.stale_since)}"
+    return f"no report from the coordinator since {rfc3339(context.report_stale_since)}"
 
 
 def _is_needed(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bool:

@@ -43,8 +43,9 @@ def _silently_not_ready(
     snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
 ) -> frozenset[str]:
     """Nodes that have been NotReady for a while, and whose kubelets do not respond or are not
-    probed. Empty if no other node could take a replica, or if NotReady is known to be wrong."""
-    if losses.problem or not losses.usable_nodes:
+    probed. Empty if no other node could take a replica, or while it is not certain that NotReady
+    means lost."""
+    if losses.why_not_lost or not losses.usable_nodes:
         return frozenset()
     return frozenset(
         n.name
@@ -64,17 +65,18 @@ def _why_lost(pod: PodView, losses: LossAssessment, not_ready: Set[str], age_s: 
         not pod.accepted_by_kubelet
         and not pod.ended
         and age_s >= _NOT_ACCEPTED_S
-        and not losses.problem
+        and not losses.why_not_lost
     ):
         return "its node's kubelet does not accept this replica"
     return ""
 
 
 def _is_peer(pod: PodView, settings: Settings) -> bool:
-    """Another replica of the same release; never this process, even if its node counts as lost."""
+    """Another replica of the same Helm release; never this process, even if its node counts as
+    lost."""
     return (
-        bool(settings.operator_label)
-        and pod.operator_release == settings.operator_label
+        bool(settings.helm_release)
+        and pod.helm_release == settings.helm_release
         and pod.namespace == settings.election.namespace
         and pod.name != settings.election.identity
     )

@@ -19,7 +19,7 @@ from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import OpenGate, PlanRank
-from rekindle_operator.reconcile.avoid import still_avoided
+from rekindle_operator.reconcile.avoid import avoided_if_another_fits
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.moves import places_left
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
@@ -81,7 +81,9 @@ def with_candidates(plan_input: PlanInput) -> PlanInput:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif refused_by := unsuitable.get(shape):
-            to_place = replace(to_place, avoid=still_avoided(to_place, refused_by, usable))
+            to_place = replace(
+                to_place, avoid=avoided_if_another_fits(to_place, refused_by, usable)
+            )
         found[key] = PodCandidate(state, to_place, pod)
     return replace(plan_input, candidates=found)
 

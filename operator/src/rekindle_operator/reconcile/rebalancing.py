@@ -91,7 +91,11 @@ def moves_in_progress(
                     leaving.add(move.pod)
                     pair[index] = replace(state, rebalancing=move)
                     continue
-            if state.pod is not None and state.pod.replaces and state.pod_phase is SlotPhase.GATED:
+            if (
+                state.pod is not None
+                and state.pod.replaces
+                and state.phase_without_loss is SlotPhase.GATED
+            ):
                 pair[index] = replace(state, pod=None, loss=None)
         found.append(NumberedStates(*pair))
     return MovesInProgress(tuple(found), frozenset(leaving), tuple(given_up))
@@ -170,7 +174,7 @@ def may_begin(context: ReconcileContext, states: Sequence[SlotState]) -> bool:
         last.condition(kind).status == "False" for kind in _FALSE
     )
     is_fresh = context.view.uid in pass_inputs.losses.freshly_reported
-    if not conditions_hold or not is_fresh or pass_inputs.snapshot.stalled:
+    if not conditions_hold or not is_fresh or pass_inputs.snapshot.stalled_watches:
         return False
     draining = draining_nodes(context)
     return len(task_pods(context)) == len(states) and all(

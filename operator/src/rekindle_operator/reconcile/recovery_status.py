@@ -69,7 +69,7 @@ def _updated(
 def _is_loss(state: SlotState) -> bool:
     """Something that ran was lost. A gated pod that someone deleted did not run."""
     ran = state.loss is not None and state.loss.counts_as_failure
-    return ran and state.pod_phase in (SlotPhase.BOUND, SlotPhase.NO_POD)
+    return ran and state.phase_without_loss in (SlotPhase.BOUND, SlotPhase.NO_POD)
 
 
 def _lost_partitions(states: Sequence[SlotState], now: float) -> dict[str, float]:

@@ -93,9 +93,9 @@ def _removal(context: ReconcileContext, state: SlotState) -> DeletePod | None:
     if pod is None or loss is None or pod.terminating:
         return None  # Terminating on a lost node: see `terminating_on_lost_nodes`
     grace_s = 0 if losses.is_on_lost_node(pod) else _SHORT_GRACE_S
-    frees_planned_capacity = loss is Loss.UNBOUND and pod.required_node in losses.usable_nodes
+    plan_needs_its_capacity = loss is Loss.UNBOUND and pod.required_node in losses.usable_nodes
     return DeletePod(
-        pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, frees_planned_capacity
+        pod.namespace, pod.name, pod.uid, pod.version, grace_s, loss.value, plan_needs_its_capacity
     )
 
 

@@ -131,7 +131,7 @@ def _order(action: Action) -> ActionOrder:
                 else ActionOrder.REPORT
             )
         case DeletePod():
-            return ActionOrder.PREPARE if action.frees_planned_capacity else ActionOrder.CLEAN_UP
+            return ActionOrder.PREPARE if action.plan_needs_its_capacity else ActionOrder.CLEAN_UP
         case CreatePod() | OpenGate():
             return ActionOrder.PLACE_PODS
         case DryRunPods():

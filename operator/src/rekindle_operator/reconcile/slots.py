@@ -53,10 +53,10 @@ class SlotState:
 
     @property
     def phase(self) -> SlotPhase:
-        return SlotPhase.LOST if self.loss is not None else self.pod_phase
+        return SlotPhase.LOST if self.loss is not None else self.phase_without_loss
 
     @property
-    def pod_phase(self) -> SlotPhase:
+    def phase_without_loss(self) -> SlotPhase:
         """The same, without regard to losses."""
         if self.pod is None:
             return SlotPhase.NO_POD
@@ -99,7 +99,7 @@ class SlotState:
             return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"
         if self.pod is None or self.pod.was_ready or not self.pod.placement_failure:
             return ""
-        if self.pod_phase is SlotPhase.OPEN:
+        if self.phase_without_loss is SlotPhase.OPEN:
             return f"scheduler: {self.pod.placement_failure}"
         return f"kubelet of {self.pod.node}: {self.pod.placement_failure}" if self.pod.ended else ""
 
@@ -197,7 +197,7 @@ def _with_pod(
 def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
     """False for a slot that an edit adds, whose pod was refused, after a suspension, and while the
     topology starts: then its pod may never have been created."""
-    is_new = state.slot.key not in context.previous_slots
+    is_new = state.slot.key not in context.slots_before_pass
     may_be_missing = is_new or state.uncreated_pod is not None or was_suspended(context)
     return bool(state.reserved) and not may_be_missing and _has_run(context, state)
 
@@ -254,7 +254,7 @@ def _has_started(context: ReconcileContext, pod: PodView) -> bool:
 
 def has_diverged(context: ReconcileContext, slot: Slot, pod: PodView) -> bool:
     """Only of the incarnation that the coordinator reports, not of the next one."""
-    if context.stale_since is not None:
+    if context.report_stale_since is not None:
         return False
     reported = context.report.task(slot.key, pod.incarnation)
     return slot.key in context.report.diverged and reported is not None

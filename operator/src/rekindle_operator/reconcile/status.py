@@ -107,7 +107,7 @@ def build_status(
     }
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
         written["lag"] = f"{max(lags):.1f}s"
-    if not (missing := context.pass_inputs.snapshot.missing_fields):
+    if not (missing := context.pass_inputs.snapshot.crd_missing_fields):
         return BuiltStatus(status, operator_fields(written))
     declared = operator_fields(without_missing(written, missing))
     return BuiltStatus(read_topology_status(declared), declared)

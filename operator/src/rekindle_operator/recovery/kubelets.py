@@ -5,7 +5,8 @@ Together with the node's kubelet it does, if that used to respond to the operato
 A kubelet counts as silent only when another one has responded to a later probe: an operator that
 gets no response at all is itself isolated, and one that is too slow to read one response has not
 read the other either. The kubelet of the operator's own node proves nothing: no network is between
-them.
+them. All times are those at which a probe was sent. *Silent since* is as *unanswered since*, but
+None until there is a probe after all timers were reset.
 """
 
 from __future__ import annotations

@@ -81,12 +81,12 @@ def _may_be_probed(pod: PodView) -> bool:
     return pod.is_managed and runs and bool(pod.node and pod.ip)
 
 
-def silent_with_late_reports(
+def silent_by_own_probes(
     snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
 ) -> frozenset[str]:
     """Nodes whose kubelet and whose pod are silent. Times of responses are those of the probes that
     got them."""
-    operator_nodes = {p.node for p in snapshot.pods if p.node and p.operator_release}
+    operator_nodes = {p.node for p in snapshot.pods if p.node and p.helm_release}
     suspects = (nodes_with_late_reports(snapshot, now, timing) | operator_nodes) & silent_kubelets
     if not suspects:
         return frozenset()

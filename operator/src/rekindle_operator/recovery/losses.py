@@ -30,7 +30,7 @@ from rekindle_operator.recovery.kubelets import (
     responds_now,
     temporarily_avoided_nodes,
 )
-from rekindle_operator.recovery.late_reports import silent_with_late_reports
+from rekindle_operator.recovery.late_reports import silent_by_own_probes
 from rekindle_operator.recovery.unready import assess_unready
 from rekindle_operator.settings import Timing
 
@@ -71,7 +71,7 @@ class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else shows that they are lost until Kubernetes reports NotReady.
     `unreachable_by_coordinator`: uid of a topology and a node on which none of its tasks responds
-    while the kubelet does. `problem`: why NotReady nodes do not count as lost; empty if
+    while the kubelet does. `why_not_lost`: why NotReady nodes do not count as lost; empty if
     there are no such nodes."""
 
     lost_nodes: Mapping[str, str]
@@ -82,7 +82,7 @@ class LossAssessment:
     # Not lost, but their kubelets do not respond now.
     unresponsive_nodes: frozenset[str] = frozenset()
     freshly_reported: frozenset[str] = frozenset()  # uids of topologies with a fresh report
-    problem: str = ""
+    why_not_lost: str = ""
 
     @property
     def avoided(self) -> frozenset[str]:
@@ -139,9 +139,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         with_credible_report, silent & kubelet_responds, evidence, snapshot, timing
     )
     silent -= kubelet_responds
-    silent |= (
-        silent_with_late_reports(snapshot, silent_kubelets, now, timing) - evidence.reported_nodes
-    )
+    silent |= silent_by_own_probes(snapshot, silent_kubelets, now, timing) - evidence.reported_nodes
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
     unresponsive_nodes = temporarily_avoided_nodes(snapshot, now, timing) - evidence.alive_nodes
@@ -159,7 +157,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         unreachable_by_coordinator=unreachable_by_coordinator,
         unresponsive_nodes=unresponsive_nodes,
         freshly_reported=evidence.freshly_reported,
-        problem=unready.problem,
+        why_not_lost=unready.why_not_lost,
     )
 
 
@@ -241,7 +239,7 @@ def _loss_of_open(
 ) -> Loss | None:
     if pod.gates or pod.required_node is None:
         return None
-    if assessment.problem:
+    if assessment.why_not_lost:
         return None
     if pod.required_node not in assessment.usable_nodes:
         return Loss.UNBOUND

@@ -27,11 +27,11 @@ _MAX_NAMED = 3  # nodes in a message
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """`lost`: names of nodes. `problem`: why other NotReady nodes do not count as lost; empty if
-    that needs no explanation."""
+    """`lost`: names of nodes. `why_not_lost`: why other NotReady nodes do not count as lost; empty
+    if that needs no explanation."""
 
     lost: frozenset[str]
-    problem: str = ""
+    why_not_lost: str = ""
 
 
 def assess_unready(

@@ -1,8 +1,9 @@
 """Access objects of a coordinator: its ServiceAccount, Role and Lease; the topology's token. Pure.
 
 RBAC cannot select by labels, so a coordinator may read pods and ConfigMaps of the whole namespace.
-It may write only its Lease and its topology's status. The operator creates the Lease, with owner
-and labels: it is deleted with the topology, and the operator watches it.
+It may change only its Lease and its topology's status; it may also create Leases, since RBAC cannot
+limit that by name, and it makes its own if it finds none. The operator creates the Lease, with
+owner and labels: it is deleted with the topology, and the operator watches it.
 
 Design: docs/design/kubernetes.md#objects.
 """

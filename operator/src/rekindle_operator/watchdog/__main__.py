@@ -39,7 +39,7 @@ class Settings:
     """The release that it watches, and how."""
 
     namespace: str
-    operator_label: str
+    helm_release: str
     lease: str  # its name
     identity: str = "watchdog"
     own_host: str = ""  # its own node, whose kubelet responds even without a network
@@ -51,7 +51,7 @@ class Settings:
 def read_settings(env: Mapping[str, str]) -> Settings:
     return Settings(
         namespace=env["REKINDLE_OPERATOR_NAMESPACE"],
-        operator_label=env["REKINDLE_RELEASE"],
+        helm_release=env["REKINDLE_RELEASE"],
         lease=env["REKINDLE_LEASE_NAME"],
         identity=env.get("REKINDLE_WATCHDOG_IDENTITY", "watchdog"),
         own_host=env.get("REKINDLE_WATCHDOG_HOST", ""),
@@ -155,9 +155,7 @@ class Watchdog:
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
-        matches = [
-            one.get(names.LABEL_OPERATOR_RELEASE) == settings.operator_label for one in labels
-        ]
+        matches = [one.get(names.LABEL_OPERATOR_RELEASE) == settings.helm_release for one in labels]
         pods = with_reused_host_ips(read_pod(item) for item in items)
         operator_pods = [pod for pod, match in zip(pods, matches, strict=True) if match]
         return operator_pods, hosts - {"", settings.own_host}

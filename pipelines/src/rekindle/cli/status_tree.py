@@ -101,9 +101,9 @@ def _recovery(recovery: RecoveryLine, view: StatusView, now: datetime) -> Table:
         table.add_row("plan" if number == 1 else "", step)
     if not recovery.plan:
         table.add_row("plan", "replicas only: no query is down")
-    if recovery.why:
-        at = f"{_age(recovery.why_at, now)} ago: " if recovery.why_at is not None else ""
-        table.add_row("why", Text(f"{at}{recovery.why}"))
+    if recovery.plan_message:
+        at = f"{_age(recovery.planned_at, now)} ago: " if recovery.planned_at is not None else ""
+        table.add_row("planned", Text(f"{at}{recovery.plan_message}"))
     return table
 
 

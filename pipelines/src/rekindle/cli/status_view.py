@@ -74,15 +74,15 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryLine:
-    """`plan`: names of queries, in order; `why`: message of the last Event about it, at
-    `why_at`."""
+    """`plan`: names of queries, in order; `plan_message`: why it is so, from the last Event about
+    it, at `planned_at`."""
 
     mode: str
     since: datetime | None
     lost_nodes: tuple[str, ...]
     plan: tuple[str, ...]
-    why: str
-    why_at: datetime | None
+    plan_message: str
+    planned_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,14 +271,14 @@ def _recovery(raw: Json, events: Iterable[Json]) -> RecoveryLine | None:
     if not raw.get("startedAt"):
         return None
     since = read_time(raw["startedAt"])
-    why_at, why = _last_plan(events, since)
+    planned_at, message = _last_plan(events, since)
     return RecoveryLine(
         mode=_text(raw.get("mode")),
         since=since,
         lost_nodes=tuple(_text(n) for n in _entries(raw, "lostNodes")),
         plan=tuple(_text(q) for q in _entries(raw, "plan")),
-        why=why,
-        why_at=why_at,
+        plan_message=message,
+        planned_at=planned_at,
     )
 
 

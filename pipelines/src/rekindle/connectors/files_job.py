@@ -23,7 +23,9 @@ from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import Expression, columns_of, parse_event_time
 
-PREPARED_FORMAT = 7  # of the prepared files; files of another format are prepared again
+PREPARED_FORMAT = (
+    7  # of the index and the copy of rows that a source prepares; others are made again
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class PreparationJob:
             before += count
 
 
-def require_order_and_speed(job: PreparationJob) -> None:
+def require_replay_options(job: PreparationJob) -> None:
     """Raises SourceFailed for a job whose rows cannot be ordered or assigned to epochs."""
     files = job.files
     if files.order_by is not None and files.order_by not in job.schema.names:

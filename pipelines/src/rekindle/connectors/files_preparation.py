@@ -63,7 +63,7 @@ MAX_IN_PLACE_BYTES = 64 << 20
 always holds one in memory. Input with a larger one is copied to disk."""
 INPUT_KEY = b"rekindle.input"
 """In the metadata of the index: the input files."""
-EXTENT_KEY = b"rekindle.extent"
+EVENT_TIME_RANGE_KEY = b"rekindle.extent"
 """In the metadata of the index: the first and last event time of all partitions, JSON."""
 
 
@@ -140,7 +140,10 @@ def _copy(
     else:
         units = _units(own, sizes, counts)
     input = order_input(job, keys, units)
-    metadata = {INPUT_KEY: _identify(job, fs, found), EXTENT_KEY: event_time_extent(job, keys)}
+    metadata = {
+        INPUT_KEY: _identify(job, fs, found),
+        EVENT_TIME_RANGE_KEY: event_time_extent(job, keys),
+    }
     if (order := input.own_order) is None:
         stage.replace(final)
     else:
@@ -168,7 +171,7 @@ def _index_in_place(
     table = build_index(job, input, _rows_in_place(job, fs, found, splits))
     metadata = {
         INPUT_KEY: _identify(job, fs, found),  # after the last reading: see require_unchanged
-        EXTENT_KEY: event_time_extent(job, input.keys),
+        EVENT_TIME_RANGE_KEY: event_time_extent(job, input.keys),
         IN_PLACE: _encode(splits),
     }
     return with_checksum(table, metadata)

@@ -22,9 +22,9 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.files_index import int64s
-from rekindle.connectors.files_job import PreparationJob, fingerprint, require_order_and_speed
+from rekindle.connectors.files_job import PreparationJob, fingerprint, require_replay_options
 from rekindle.connectors.files_preparation import (
-    EXTENT_KEY,
+    EVENT_TIME_RANGE_KEY,
     INPUT_KEY,
     open_in_place,
     prepare,
@@ -64,7 +64,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         node.partitions,
         context.verifies,
     )
-    require_order_and_speed(job)
+    require_replay_options(job)
     fs, found = find_files(job.files.url, job.name)
     prefix = f"source-{node.id}-{context.partition}-"
     file_stem = prefix + fingerprint(job, found)
@@ -138,7 +138,10 @@ class FilesSource:
     def _use(self, prepared: PreparedSource) -> None:
         self._rows, index = self._open_rows(prepared), prepared.index
         self.input_files = _input_of(prepared)
-        self._event_time_range_us: list[int | None] = json.loads(index.schema.metadata[EXTENT_KEY])
+        # Of all partitions:
+        self._event_time_range_us: list[int | None] = json.loads(
+            index.schema.metadata[EVENT_TIME_RANGE_KEY]
+        )
         self._epochs = int64s(index.column("epoch"))
         self._starts = np.append(int64s(index.column("start")), self._rows.num_rows)
         self._max_times = int64s(index.column("max_time"))

@@ -1,4 +1,5 @@
-"""Reads CSV and JSON-lines files in blocks of whole lines, starting at any block.
+"""Reads rows of CSV and JSON-lines files in place, that is out of the input files at each cut and
+not out of a prepared copy: in blocks of whole lines, starting at any block.
 
 The first reading finds the blocks. Later readings read single blocks and give the same rows: the
 digest of the bytes is verified, and they are parsed as the first time. A file whose lines may not

@@ -54,7 +54,7 @@ class ChannelState:
         self.stable = max(self.received, stable)
         self.tentative = tentative
 
-    def forget_announcements(self) -> None:
+    def forget_reported(self) -> None:
         """The epochs that the upstream has reported did not arrive."""
         self.stable = self.received
 

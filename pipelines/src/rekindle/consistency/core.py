@@ -269,7 +269,7 @@ class ConsistencyCore:
         return max(last, self.stable_epoch + 1)
 
     def _stabilize(self, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(ConsistencyEvent.INPUTS_CORRECTED)
+        self.machine.step(ConsistencyEvent.STABILIZATION_BEGUN)
         self._progress_at = now
         self._lead_s = 0.0
         self._corrected_through = self._inputs.corrected_through(
@@ -331,7 +331,7 @@ class ConsistencyCore:
 
     def _fail_again(self, now: float) -> list[ConsistencyEffect]:
         effects = self._end(ConsistencyEvent.INPUT_FAILED_AGAIN, now)
-        self._inputs.forget_announcements()  # what upstreams had, but did not deliver
+        self._inputs.forget_reported()  # what upstreams had, but did not deliver
         return effects
 
     def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
@@ -381,7 +381,7 @@ class ConsistencyCore:
     def _process_tentative(self, now: float) -> list[ConsistencyEffect]:
         assert self._due is not None
         if self.state is ConsistencyState.STABLE:
-            self._inputs.forget_announcements()
+            self._inputs.forget_reported()
         self.machine.step(ConsistencyEvent.TENTATIVE_DUE)
         (epoch, due), self._due = self._due, None
         effects: list[ConsistencyEffect] = []

@@ -17,8 +17,8 @@ from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.messages import (
     ConsistencySettings,
     InvalidInput,
-    ReadAgain,
     ReadLive,
+    ResumeStable,
     StopLive,
 )
 from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
@@ -124,10 +124,11 @@ class Inputs:
             if epoch.epoch == through:
                 return epoch.watermark
 
-    def forget_announcements(self) -> None:
-        """The epochs that the upstreams of missing channels have reported did not arrive."""
+    def forget_reported(self) -> None:
+        """Of the channels that are missing, forget the epochs that their upstreams have reported:
+        they have not arrived."""
         for channel in self.missing():
-            self.channels[channel].forget_announcements()
+            self.channels[channel].forget_reported()
 
     # -- corrections -----------------------------------------------------------------------------
 
@@ -218,11 +219,11 @@ class Inputs:
                 effects.append(StopLive(channel))
         return effects
 
-    def read_again(self) -> list[ReadAgain]:
+    def read_again(self) -> list[ResumeStable]:
         """Request stable epochs that only the live subscription has delivered, so that they were
         not buffered for the stable branch."""
         return [
-            ReadAgain(channel, state.received + 1)
+            ResumeStable(channel, state.received + 1)
             for channel, state in self.channels.items()
             if state.live_next is not None and state.received + 1 < state.live_next
         ]

@@ -214,7 +214,7 @@ class StopLive:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadAgain:
+class ResumeStable:
     """Stable epochs from this one on were not buffered: read them from the upstream's log."""
 
     channel: Channel
@@ -248,7 +248,7 @@ ConsistencyEffect = (
     | EmitReconciliationDone
     | ReadLive
     | StopLive
-    | ReadAgain
+    | ResumeStable
     | RequestPostponement
     | EndPostponement
     | AnswerPartner

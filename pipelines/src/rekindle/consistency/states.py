@@ -26,7 +26,8 @@ class ConsistencyEvent(StrEnum):
     STABLE_PROCESSED = "stable epochs processed"
     TENTATIVE_PROCESSED = "tentative epoch processed"
     TENTATIVE_DUE = "tentative epoch due"  # it may not be delayed any longer, or has no reason to
-    INPUTS_CORRECTED = "inputs corrected"  # or complete epochs have waited too long for that
+    # All inputs are corrected, or those epochs that are have waited too long for the others.
+    STABILIZATION_BEGUN = "stabilization begun"
     INPUT_FAILED_AGAIN = "input failed again"  # before all output was corrected
     RECONCILED = "reconciled"  # all output is corrected, and no input is overdue
     POSTPONEMENT_REQUESTED = "postponement requested"
@@ -77,7 +78,9 @@ ROWS: Mapping[ConsistencyState, Mapping[ConsistencyEvent, Row]] = {
     | {
         _E.TENTATIVE_DUE: Row(_FAILURE, "3.3", "process what has arrived, on the fork"),
         _E.TENTATIVE_PROCESSED: Row(_FAILURE, "3.3", "its output is in the branch"),
-        _E.INPUTS_CORRECTED: Row(_STABILIZATION, "3.4, 3.5", "UNDO; read again what was dropped"),
+        _E.STABILIZATION_BEGUN: Row(
+            _STABILIZATION, "3.4, 3.5", "UNDO; read again what was dropped"
+        ),
         _E.POSTPONEMENT_REQUESTED: Row(_FAILURE, "3.4", "promise, unless this replica goes first"),
         _E.PARTNER_PROMISED: Row(_FAILURE, "3.4", "the partner serves: stabilize"),
         _E.PARTNER_REFUSED: Row(_FAILURE, "3.4", "the partner goes first: ask again later"),

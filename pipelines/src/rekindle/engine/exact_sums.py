@@ -63,7 +63,7 @@ def combine_sums(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.
     return kept.cast(pa.decimal128(MAX_DIGITS, scale))
 
 
-def shape_results(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
+def combined_partials(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
     """Names and types of a window's partials after combining the sums."""
     scales = dict(shape.wide_sums)
     found: list[tuple[str, pa.DataType]] = []

@@ -26,7 +26,7 @@ import pyarrow as pa
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.compaction import compact
-from rekindle.engine.state.operator import END_OF_PANES, NO_PANE, OperatorState, append, drop
+from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, OperatorState, append, drop
 from rekindle.engine.state.panes import closing_windows, each_window, without_touched
 from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
@@ -50,7 +50,7 @@ Watermarks = Sequence[tuple[int, int, int]]
 class WindowShape:
     """The layout of a window operator's state."""
 
-    windows: WindowAssigner
+    assigner: WindowAssigner
     keys: tuple[pa.DataType, ...]
     partials: tuple[tuple[str, pa.DataType, Merge], ...]
     wide_sums: tuple[tuple[str, int], ...] = ()
@@ -142,9 +142,9 @@ def _split_dropped(
     if partials is None or not partials.num_rows:
         return None, 0, 0
     panes, counts = partials.column(PANE).to_numpy(), partials.column(ROW_COUNT).to_numpy()
-    size_us = shape.windows.panes_per_window * shape.windows.pane_us
+    size_us = shape.assigner.panes_per_window * shape.assigner.pane_us
     late = panes == LATE
-    untimed = ~late & ((panes < NO_PANE + size_us) | (panes > END_OF_PANES - size_us))
+    untimed = ~late & ((panes < BEGIN_OF_PANES + size_us) | (panes > END_OF_PANES - size_us))
     kept = ~(late | untimed)
     if not kept.all():
         partials = partials.filter(pa.array(kept))
@@ -179,7 +179,7 @@ def _split_call(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) 
     windows are closed. So a new part begins with each epoch that has a row for a pane of a window
     that an earlier epoch of the part closes. Windows of one pane have no such rows: they are
     late."""
-    if rows is None or len(watermarks) < 2 or shape.windows.panes_per_window == 1:
+    if rows is None or len(watermarks) < 2 or shape.assigner.panes_per_window == 1:
         return [watermarks] if watermarks else []
     numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
     first = np.searchsorted(rows.epochs, numbers)
@@ -189,7 +189,7 @@ def _split_call(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) 
         before = watermarks[at][1]
         if before > watermarks[bounds[-1]][1] and first[at] < end[at]:
             lowest = int(rows.panes[first[at] : end[at]].min())
-            if lowest + shape.windows.pane_us <= before:
+            if lowest + shape.assigner.pane_us <= before:
                 bounds.append(at)
     return [watermarks[a:b] for a, b in pairwise([*bounds, len(watermarks)])]
 
@@ -206,7 +206,7 @@ def _append(
     digest = _chained(state.digest, epochs)
     tables = [table for _, table in epochs]
     state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
-    return without_touched(replace(state, digest=digest), touched, shape.windows.pane_us)
+    return without_touched(replace(state, digest=digest), touched, shape.assigner.pane_us)
 
 
 def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Table]]:
@@ -234,7 +234,7 @@ def _close(
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
-    pane_us, count = shape.windows.pane_us, shape.windows.panes_per_window
+    pane_us, count = shape.assigner.pane_us, shape.assigner.panes_per_window
     before, after = part[0][1], part[-1][2]
     starts = closing_windows(state.panes, pane_us, count, before, after)
     if not len(starts):
@@ -243,9 +243,9 @@ def _close(
     epochs = np.array([e for e, _, _ in part], dtype=np.int64)
 
     def add_closed(rows: pa.Table) -> None:
-        ends = shape.windows.ends(int64s(rows.column(PANE)))
+        ends = shape.assigner.ends(int64s(rows.column(PANE)))
         closing = epochs[np.searchsorted(watermarks_after, ends, side="left")]
         add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(closing)))
 
     state = each_window(shape.run_shape, state, pane_us, count, starts, add_closed, files)
-    return drop(state, max(NO_PANE, after - pane_us * count + 1))
+    return drop(state, max(BEGIN_OF_PANES, after - pane_us * count + 1))

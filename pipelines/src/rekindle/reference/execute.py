@@ -20,7 +20,7 @@ from rekindle.engine.bounds import CALL_BYTES, MAX_ROWS
 from rekindle.engine.model import Chain, DroppedRows, EpochOutput, State
 from rekindle.errors import RekindleError
 from rekindle.exchange.routing import partitions_read, share_read
-from rekindle.exchange.shuffle import split
+from rekindle.exchange.shuffle import group_by_share
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.topology.model import Input, Segment, Topology
 
@@ -229,7 +229,7 @@ def _share(input: Input, consumers: int, rows: pa.Table) -> Sequence[pa.Table]:
     share = share_read(input, consumers, consumer=0)  # of any one: only its key is used
     if share is None:
         return (rows,) * consumers
-    return split(rows, share.key_by, consumers).tables()
+    return group_by_share(rows, share.key_by, consumers).tables()
 
 
 def _merge(

@@ -20,6 +20,8 @@ MAX_BYTES = 8 << 20
 MAX_WAIT_S = 1.0
 # What a reader may write; the other fields come from an earlier message.
 _WRITTEN = ("query", "partition", "from_epoch", "tentative", "max_bytes", "wait_s")
+# `held`: first and last tentative epoch that the reader has; `correcting`: the highest epoch that
+# it has dropped and not got again (`Cursor`).
 _FIELDS = frozenset((*_WRITTEN, "at", "held", "correcting"))
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
 
 MAX_SPANS = 4096
-"""The oldest ones are dropped; readers that are still there go on behind them."""
+"""The oldest ones are dropped; readers that are still there continue after them."""
 
 
 class Position(NamedTuple):

@@ -3,7 +3,7 @@
 A tentative branch is a log of its own in a directory of its own, so dropping it touches no other.
 A floor does not truncate it; it is neither compared nor spilled; and the next process of the task
 does not read but delete it. Its bytes are bounded: the oldest epochs are dropped first, and readers
-go on behind them. An epoch that is stable already does not enter it.
+continue after them. An epoch that is stable already does not enter it.
 
 Design: docs/design/streams.md#branches.
 Paper: DPC (Balazinska et al. 2005), sections 3.3 and 3.4.
@@ -81,7 +81,7 @@ class LiveOutput:
                 branch = self._branches[span.attempt]
                 if (base := branch.base) <= span.first:
                     return span, branch
-                self._history.begin_at(span.attempt, base)  # it was damaged before
+                self._history.begin_at(span.attempt, base)  # epochs before `base` were damaged
             return None
 
     def has(self, position: Position) -> bool:

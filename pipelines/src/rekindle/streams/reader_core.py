@@ -137,7 +137,8 @@ def new_live_batches(
 
 
 class ReaderCore:
-    """One reader. `head`: the newest one that a replica has reported."""
+    """One reader. `head`: the newest one that a replica has reported. `stall_s`, `draw`: as in
+    `ReplicaChoice`."""
 
     def __init__(
         self,

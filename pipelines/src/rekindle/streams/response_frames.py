@@ -5,7 +5,7 @@ A batch is read when the one before it has been sent, so that a slow reader keep
 The event loop itself reads only epochs that are probably in memory. The rest is done in threads:
 shares and older epochs in one, large epochs in another, files in the store in a third.
 
-Knows neither HTTP nor identities.
+Knows neither HTTP nor which topology a reader belongs to (`rekindle.identity`).
 
 Design: docs/design/streams.md#edges.
 """
@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from rekindle.errors import BelowFloor
 from rekindle.exchange.routing import Share
-from rekindle.exchange.shuffle import Split, SplitCache, split
+from rekindle.exchange.shuffle import Shares, SharesCache, group_by_share
 from rekindle.streams import records
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.streams.io_thread import SLICE_S, CallThread
@@ -54,8 +54,8 @@ BATCH_BYTES = 128 << 10
 LARGE_BYTES = 4 << 20
 """Larger epochs are read and divided in a separate thread."""
 _CALL_SPLIT_FRACTION = 1 / 4
-"""A call ends when its splits fill this part of the cache of splits, or after one larger split, so
-that other calls that read the same epochs still find their splits in the cache."""
+"""A call ends when its shares fill this part of the cache of shares, or after one larger epoch, so
+that other calls that read the same epochs still find their shares in the cache."""
 ROUND_S = 0.25
 """The thread of shares works for each waiting call once within this time."""
 
@@ -78,7 +78,7 @@ class ResponseFrames:
     def __init__(self, memory_bytes: int = SERVE_BYTES) -> None:
         cached_bytes = int(_SPLIT_CACHE_FRACTION * memory_bytes)
         self._call_split_bytes = int(_CALL_SPLIT_FRACTION * cached_bytes)
-        self._splits = SplitCache(cached_bytes)
+        self._shares_cache = SharesCache(cached_bytes)
         self._budget = MemoryBudget(int(_RESPONSES_FRACTION * memory_bytes))
         self._rows_thread = CallThread("stream-rows")
         self._large_thread = CallThread("stream-large")
@@ -194,14 +194,14 @@ class ResponseFrames:
         portion = call.portion or read(call.epoch, BATCH_BYTES)[::-1]
         while portion and not call.complete:
             epoch, watermark, digest, payload, _ = portion.pop()
-            rows, checksum, split_bytes = None, 0, 0
+            rows, checksum, shares_bytes = None, 0, 0
             if payload is not None:
-                divided = self._split(call, call.share, epoch, payload)
-                split_bytes = divided.nbytes
+                divided = self._shares(call, call.share, epoch, payload)
+                shares_bytes = divided.nbytes
                 rows, checksum = _encode(divided[call.share.index])
             frame = epoch_frame(epoch, watermark, digest, rows, checksum, live=call.live_fields)
             frames.append((frame, rows))
-            call.add_sent(rows, split_bytes)
+            call.add_sent(rows, shares_bytes)
             if time.monotonic() >= ends_at:
                 break
         call.portion = portion
@@ -219,30 +219,30 @@ class ResponseFrames:
         """The share of one epoch, in parts; each is encoded when the one before it has been
         sent."""
         epoch, watermark, digest, *_ = encoded
-        key, size = _split_key(call.log, share, epoch), payload.size
+        key, size = _shares_key(call.log, share, epoch), payload.size
         if call.begun:
             yield []
         async with (
             contextlib.nullcontext() if reserved else self._budget.reserve(key, size) as reservation
         ):
-            divided = await thread.run(partial(self._split, call, share, epoch, payload))
-            split_bytes, parts = divided.nbytes, _parts(divided[share.index])
+            divided = await thread.run(partial(self._shares, call, share, epoch, payload))
+            shares_bytes, parts = divided.nbytes, _parts(divided[share.index])
             del divided
             count = len(parts)
             for number in range(count):
                 rows, checksum = await thread.run(partial(_encode, parts.pop(0)))
                 if reservation is not None and not parts:  # the last part
                     self._budget.shrink(reservation, 0 if rows is None else rows.size)
-                call.add_sent(rows, 0 if number else split_bytes, epochs=number + 1 == count)
+                call.add_sent(rows, 0 if number else shares_bytes, epochs=number + 1 == count)
                 frame = epoch_frame(
                     epoch, watermark, digest, rows, checksum, number, count, call.live_fields
                 )
                 yield [(frame, rows)]
 
-    def _split(self, call: _Call, share: Share, epoch: int, payload: pa.Buffer) -> Split:
-        return self._splits.get(
-            _split_key(call.log, share, epoch),
-            lambda: split(records.decode_rows(payload), share.key_by, share.partitions),
+    def _shares(self, call: _Call, share: Share, epoch: int, payload: pa.Buffer) -> Shares:
+        return self._shares_cache.get(
+            _shares_key(call.log, share, epoch),
+            lambda: group_by_share(records.decode_rows(payload), share.key_by, share.partitions),
         )
 
 
@@ -262,7 +262,7 @@ def position_in(output: LiveOutput, request: ReadRequest) -> Position | None:
     return Position(at.span, at.epoch) if at is not None and at.boot == output.boot else None
 
 
-def _split_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
+def _shares_key(log: OutputLog, share: Share, epoch: int) -> Hashable:
     return log.stream, log.partition, log.attempt, epoch, share.key_by, share.partitions
 
 
@@ -270,7 +270,7 @@ class _Call:
     """The progress of one response, and whether it is complete. `bytes_left`: memory that its
     reader may still need for further epochs."""
 
-    def __init__(self, log: OutputLog, request: ReadRequest, split_bytes: int) -> None:
+    def __init__(self, log: OutputLog, request: ReadRequest, shares_bytes: int) -> None:
         self.log = log
         self.share = request.share
         self.epoch = request.from_epoch  # the next one
@@ -283,7 +283,7 @@ class _Call:
         """Epochs that have been read and not divided yet, the next one last."""
         self._object_bytes = object_bytes(len(log.schema))
         self._epochs = 0
-        self._split_bytes_left = split_bytes
+        self._split_bytes_left = shares_bytes
 
     @property
     def begun(self) -> bool:
@@ -310,10 +310,12 @@ class _Call:
             self.add_sent(payload)
         return frames
 
-    def add_sent(self, payload: pa.Buffer | None, split_bytes: int = 0, *, epochs: int = 1) -> None:
-        """An epoch is sent, or with `epochs=0` a part of it; `split_bytes`: of its split."""
+    def add_sent(
+        self, payload: pa.Buffer | None, shares_bytes: int = 0, *, epochs: int = 1
+    ) -> None:
+        """An epoch is sent, or with `epochs=0` a part of it; `shares_bytes`: of its shares."""
         self.bytes_left -= self._reader_bytes(payload)
-        self._split_bytes_left -= split_bytes
+        self._split_bytes_left -= shares_bytes
         self.epoch += epochs
         self._epochs += epochs
         if self._epochs == MAX_READ_EPOCHS or (

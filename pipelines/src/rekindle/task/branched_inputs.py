@@ -20,8 +20,8 @@ from rekindle.consistency.messages import (
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
-    ReadAgain,
     ReadLive,
+    ResumeStable,
     StableProcessed,
     StopLive,
     TentativeProcessed,
@@ -78,7 +78,7 @@ class BranchedInputs:
         self._clock = clock
         self._output: LiveOutput | None = None
         self._closed = False
-        self._lacks_space = False  # whether a reader may wait for buffer space
+        self._wake_needed = False  # whether a reader may wait for buffer space
         self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
         self._request_bytes = max(
             MIN_REQUEST_BYTES,
@@ -144,7 +144,7 @@ class BranchedInputs:
     def _has_buffer_space(self, channel: Channel, live: bool) -> bool:
         with self._changed:
             has_space = self._core.may_read(channel, live)
-            self._lacks_space |= not has_space
+            self._wake_needed |= not has_space
             return has_space
 
     def _wake_readers(self) -> None:
@@ -203,16 +203,16 @@ class BranchedInputs:
                 case StopLive(channel):
                     self._reports.live_ended(channel)
                     self._live_readers.pop(channel).close()
-                case ReadAgain():
-                    self._lacks_space = True  # so that its reader of stable epochs is woken
+                case ResumeStable():
+                    self._wake_needed = True  # so that its reader of stable epochs is woken
                 case EmitUndo(from_epoch):
                     self._attached_output().undo(from_epoch)
                 case EmitReconciliationDone(through):
                     self._attached_output().reconciliation_done(through)
         if self._output is not None:
             self._output.enter(self._core.state)
-        if self._lacks_space:
-            self._lacks_space = False
+        if self._wake_needed:
+            self._wake_needed = False
             self._io.call(self._wake_readers)
 
     def _read_live(self, channel: Channel, from_epoch: int) -> None:
@@ -245,7 +245,7 @@ class BranchedInputs:
         """The stable epochs through this one are in the log."""
         with self._changed:
             self._announced = {e: sizes for e, sizes in self._announced.items() if e > through}
-            self._lacks_space = True
+            self._wake_needed = True
             self._step(StableProcessed(through))
 
     def append(self, attempt: int, output: EpochOutput) -> None:

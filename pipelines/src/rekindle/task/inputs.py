@@ -150,7 +150,7 @@ class StreamInputs:
         self._core = StreamsCore(reads, next_epoch, watermark, read_ahead_bytes)
         self._closed = False
         self._check_epoch_size = check_size
-        self._lacks_space = False  # whether a reader waits for buffer space
+        self._wake_needed = False  # whether a reader waits for buffer space
         self._io = IoThread("pulls", self._thread_died)
         self._readers: dict[tuple[str, int], list[PartitionReader]] = {}
         for channel in self._core.channels:
@@ -205,13 +205,13 @@ class StreamInputs:
     def _has_buffer_space(self, channel: Channel) -> bool:
         with self._changed:
             has_space = self._core.has_buffer_space(channel)
-            self._lacks_space |= not has_space
+            self._wake_needed |= not has_space
             return has_space
 
     def _offer_space(self) -> None:
         """Called under the lock when there may be more space: wake the readers that lack it."""
-        if self._lacks_space:
-            self._lacks_space = False
+        if self._wake_needed:
+            self._wake_needed = False
             self._io.call(self._wake_readers)
 
     def _wake_readers(self) -> None:

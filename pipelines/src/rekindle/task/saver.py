@@ -25,7 +25,7 @@ from rekindle.task.core.saver import (
     SaverCore,
     SaverEvent,
     SaveState,
-    SkipState,
+    SkipCheckpoint,
     StateComplete,
     StateIncomplete,
     StateReached,
@@ -127,7 +127,7 @@ class CheckpointSaver:
                 match effect:
                     case SaveState():
                         self._next_save = effect
-                    case SkipState(epoch):
+                    case SkipCheckpoint(epoch):
                         _log.warning(
                             "the checkpoint of epoch %d is skipped: the store is slow", epoch
                         )

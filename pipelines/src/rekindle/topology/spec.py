@@ -240,17 +240,17 @@ class SinkSpec(Spec):
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
 
     @property
-    def in_place(self) -> dict[str, set[str]]:
+    def edited_in_place(self) -> dict[str, set[str]]:
         """The fields of each kind whose edit takes effect in the running sink, for `exclude` of
         pydantic."""
-        return {name: set(given.in_place) for name, given in self.kinds.items() if given}
+        return {name: set(given.edited_in_place) for name, given in self.kinds.items() if given}
 
     def writes_same_output_as(self, other: SinkSpec) -> bool:
         """Whether only fields differ that take effect in place."""
         return self == other or self._written() == other._written()
 
     def _written(self) -> dict[str, Any]:
-        return self.model_dump(exclude=self.in_place)
+        return self.model_dump(exclude=self.edited_in_place)
 
     @property
     def retained_bytes(self) -> int:
@@ -275,7 +275,7 @@ class QuerySpec(Spec):
         starts over."""
         return self.model_dump_json(
             include={"from_", "sink"},
-            exclude={"sink": self.sink.in_place},
+            exclude={"sink": self.sink.edited_in_place},
             by_alias=True,
             exclude_defaults=True,
             exclude_none=True,

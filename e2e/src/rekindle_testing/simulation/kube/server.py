@@ -18,7 +18,7 @@ from rekindle_testing.simulation.kube.objects import (
     ApiResponse,
     matches,
 )
-from rekindle_testing.simulation.late import perform_now_later_or_never
+from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import API, Network, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import Process, Scheduler

@@ -37,7 +37,7 @@ class SimulatedClient(client.ApiClient):
         self,
         process: Process,
         network: Network,
-        program: Callable[[], Program],
+        program: Callable[[], Program],  # the simulated thread that calls, and waits
         on_write: Callable[[ApiRequest], None] = lambda _: None,
     ) -> None:
         super().__init__(client.Configuration())

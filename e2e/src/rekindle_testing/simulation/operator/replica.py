@@ -127,7 +127,7 @@ class OperatorReplica:
             self._election.sleep(self.leader.call_once())
 
     def _run(self) -> None:
-        while not (self.cache.relist() and self._list_topologies()):
+        while not (self.cache.relist_mirrors() and self._list_topologies()):
             self._control.sleep(_LIST_RETRY_S)
         for plural, mirror in self.cache.mirrors.items():
             self._watch(plural, mirror)
@@ -204,7 +204,7 @@ class OperatorReplica:
 
     def _send_probe(self, host: str, probes: ProbeState, uid: str, now: float) -> None:
         def ended(result: Any) -> None:
-            if result is None:
+            if result is None:  # the response; otherwise Refused or TimedOut
                 probes.responded(uid, now)
             probes.ended(uid, now)
 
@@ -221,8 +221,9 @@ class _Leader(Leader):
         return self.leading
 
     @property
-    def may_finish(self) -> bool:
-        """Whether nobody else can lead yet: what began while it led ends before its Lease does."""
+    def no_other_can_lead(self) -> bool:
+        """For the check of I9: nobody else leads before the Lease that it renewed last ends, so a
+        request that it began may still be sent."""
         candidate = self._candidate
         renewed_at, lease_s = candidate.renewed_at, candidate.timing.lease_s
         return renewed_at is not None and self._clock() - renewed_at < lease_s
@@ -258,7 +259,7 @@ class _Cache(ClusterCache):
         self._requested.clear()
         return woken
 
-    def relist(self) -> bool:
+    def relist_mirrors(self) -> bool:
         for plural, mirror in self.mirrors.items():
             listed = self.list_all(plural)
             if listed is None:

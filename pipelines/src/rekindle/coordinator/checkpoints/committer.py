@@ -50,7 +50,7 @@ AGREEMENT_WAIT_EPOCHS = 16
 """A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 _PROBLEM_KINDS = {
     CommitEvent.STORE_FAILED: CheckpointProblemKind.STORE_UNAVAILABLE,
-    CommitEvent.STORE_REFUSED: CheckpointProblemKind.STORE_UNAVAILABLE,
+    CommitEvent.WRONG_STORE: CheckpointProblemKind.STORE_UNAVAILABLE,
     CommitEvent.ENTRIES_REFUSED: CheckpointProblemKind.ENTRIES_REFUSED,
 }
 
@@ -290,7 +290,7 @@ class Committer:
             return []
         if self.newest is None and inputs.started:
             message = _NO_MANIFEST.format(task=inputs.started[0])
-            return self._retry_later(CommitEvent.STORE_REFUSED, message, now)
+            return self._retry_later(CommitEvent.WRONG_STORE, message, now)
         proposal = self._propose(inputs, now)
         if proposal is None:
             return self._collect_garbage_when_due(
@@ -377,7 +377,7 @@ class Committer:
         newest_epoch = max(best.values(), default=NO_EPOCH)
         return [p for p, epoch in best.items() if epoch >= newest_epoch - max_wait_epochs]
 
-    def falls_behind(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
+    def lacks_entries(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
         """Whether a partition that has reached `epoch` has not saved an entry for too long."""
         return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * interval_epochs
 

@@ -31,7 +31,7 @@ class CommitEvent(StrEnum):
     RACE_LOST = "race lost"  # abandoned: another coordinator wrote this number
     ENTRIES_REFUSED = "entries refused"  # abandoned: states are missing in the store
     STORE_FAILED = "store failed"  # abandoned, or committed: a read will show
-    STORE_REFUSED = "store refused"  # this is not the store that the topology has run with
+    WRONG_STORE = "store refused"  # this is not the store that the topology has run with
 
 
 TRANSITIONS: Table[CommitPhase, CommitEvent] = {
@@ -44,7 +44,7 @@ TRANSITIONS: Table[CommitPhase, CommitEvent] = {
     },
     CommitPhase.READY: {
         CommitEvent.PROPOSED: CommitPhase.WRITING,
-        CommitEvent.STORE_REFUSED: CommitPhase.UNREAD,
+        CommitEvent.WRONG_STORE: CommitPhase.UNREAD,
     },
     CommitPhase.WRITING: {
         CommitEvent.COMMITTED: CommitPhase.READY,

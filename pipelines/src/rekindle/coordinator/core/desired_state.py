@@ -39,14 +39,16 @@ def ask_only(topology: str, fence: int, boot: str, generation: int, task: Task) 
 @dataclass(frozen=True, slots=True)
 class DesiredState:
     """Inputs of the desired state of all tasks: this coordinator's newest manifest, the serving
-    replicas, the floors of streams, the containment, and which entries cannot be restored."""
+    replicas, the floors of streams, the containment, and which entries must not be committed,
+    referred to or restored (`is_refused`). `lacks_entries`: whether a task's partition has had no
+    new entry for too long, so that all its replicas save."""
 
     graph: Graph
     manifest: Manifest
     replicas: dict[Partition, list[Task]]
     floors: Mapping[Partition, int]
     is_suspected: TaskPredicate
-    falls_behind: Callable[[Task], bool]
+    lacks_entries: Callable[[Task], bool]
     containment: Containment
     is_refused: Callable[[str], bool]
     stabilizes_in_turn: bool  # one replica after another
@@ -65,7 +67,7 @@ class DesiredState:
             "floor": self._floor(task),
             # Without a serving replica all save, from the first checkpoint epoch on.
             "saver": saver(replicas, self.is_suspected) in (task.slot, None)
-            or self.falls_behind(task),
+            or self.lacks_entries(task),
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
             "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),

@@ -453,7 +453,7 @@ class Coordinator:
             self._replicas,
             self._floors,
             self.is_suspected,
-            self._falls_behind,
+            self._lacks_entries,
             self.containment,
             self.committer.is_refused,
             self._stabilizes_in_turn,
@@ -466,9 +466,9 @@ class Coordinator:
         generation = self._generation
         return generation is not None and generation.topology.spec.max_delay is not None
 
-    def _falls_behind(self, task: Task) -> bool:
+    def _lacks_entries(self, task: Task) -> bool:
         if self._generation is None:
             return False
         reached = task.response.stable_epoch if task.response else NO_EPOCH
         interval_epochs = self._generation.checkpoint_interval_epochs
-        return self.committer.falls_behind(task.partition, reached, interval_epochs)
+        return self.committer.lacks_entries(task.partition, reached, interval_epochs)

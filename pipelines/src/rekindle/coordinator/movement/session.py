@@ -25,9 +25,10 @@ class MovementLimits:
 
     Maxima. `confirm_holds_s`: time until all upstream replicas have confirmed. `stall_s`: time
     without progress, until all is stored. `session_s`: time of one attempt. `attempts`: of a slot,
-    until a newcomer is Live. `wait_s`: time for newcomers of inputs, for a donor without other
-    sessions, and for all attempts. `silent_s`: time for a donor that does not respond. `per_donor`:
-    sessions of a donor at a time."""
+    until a newcomer is Live. `wait_s`: after it, counted from `known_since`,
+    no attempt begins, whatever it waited for. `silent_s`: for so long, counted in the same way,
+    replicas that do not respond may still become donors. `per_donor`: sessions of a donor at a
+    time."""
 
     confirm_holds_s: float = 15.0
     stall_s: float = 30.0
@@ -41,7 +42,8 @@ class MovementLimits:
 @dataclass(slots=True)
 class Movement:
     """One boot of a newcomer. `known_since`: when the coordinator first observed it. `abandoned`:
-    it must not start from sessions up to this version. `needed`: as in `Order`. `failed`: donors of
+    it must not start from sessions up to this version. `needed`: the first epoch that all
+    upstream replicas hold; None before they have confirmed. `failed`: donors of
     earlier attempts. `reason`: why the last attempt was given up."""
 
     replica: Replica

@@ -26,7 +26,7 @@ from rekindle.coordinator.shell.watching import EventHandler
 from rekindle.errors import StoreError
 
 _log = logging.getLogger(__name__)
-_REFUSED = (409, 422)  # another topology of this name; a fence that is lower
+_MAYBE_OUTDATED = (409, 422)  # another topology of this name; a fence that is lower
 
 
 async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
@@ -106,7 +106,7 @@ class StatusWriter:
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
         except ApiError as error:
-            if error.status in _REFUSED and not await self._is_current():
+            if error.status in _MAYBE_OUTDATED and not await self._is_current():
                 return
             raise
         self.writes += 1

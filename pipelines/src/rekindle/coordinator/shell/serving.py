@@ -80,9 +80,9 @@ class _CoreCollector(Collector):
     def _checkpoints(self, core: Coordinator) -> Iterator[Metric]:
         manifest, duration_s = core.committer.own_manifest, core.committer.duration_s
         if manifest is not None:
-            what = "Epoch of the newest global checkpoint"
+            what = "Epoch of the newest global checkpoint that this coordinator has committed"
             yield _gauge("rekindle_coordinator_checkpoint_epoch", what, manifest.epoch)
-            what = "Number of the newest manifest"
+            what = "Number of the newest manifest that this coordinator has written"
             yield _gauge("rekindle_coordinator_manifest_seq", what, manifest.seq)
         if duration_s is not None:
             what = "Time to write the newest manifest"

@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from rekindle.arrow_types import TIMESTAMP, arrow_schema, topology_type
 from rekindle.engine.epochs import EPOCH, SYSTEM_COLUMNS
-from rekindle.engine.exact_sums import is_wide, shape_results, split_sum
+from rekindle.engine.exact_sums import combined_partials, is_wide, split_sum
 from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.rewrite import quote
 from rekindle.engine.spark.steps import (
@@ -103,7 +103,7 @@ class Analyzer:
                 message = f"operator {name}: {data_type} can be neither a key nor an aggregate"
                 raise OperatorRefused(message, name)
         assert partials_schema.get_field_index(ROW_COUNT) >= 0
-        shape = WindowShape(window.windows, key_types, partials, wide_sums)
+        shape = WindowShape(window.assigner, key_types, partials, wide_sums)
         return WindowAnalysis(window, shape, floats)
 
     def _partials(
@@ -150,7 +150,7 @@ class Analyzer:
         shape = self.window(window).shape
         bounds = [(n, TIMESTAMP) for n in (START, END)]
         keys = zip(shape.key_names, shape.keys, strict=True)
-        partials = shape_results(shape)
+        partials = combined_partials(shape)
         step = Step(begin=window, sql_nodes=(), end=None)
         closed = pa.schema([*system_fields(step), *bounds, *keys, *partials])
         text = step_sql(step, [], Aggregation.SORTED, frozenset())

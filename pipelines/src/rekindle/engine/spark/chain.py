@@ -26,7 +26,7 @@ from rekindle.engine.epochs import (
     concatenate_epochs,
     split_by_epoch,
 )
-from rekindle.engine.exact_sums import combine_all_sums, shape_results
+from rekindle.engine.exact_sums import combine_all_sums, combined_partials
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
@@ -40,7 +40,7 @@ from rekindle.engine.spark.steps import (
     plan_steps,
     step_sql,
 )
-from rekindle.engine.state.operator import EMPTY, NO_PANE, OperatorState
+from rekindle.engine.state.operator import BEGIN_OF_PANES, EMPTY, OperatorState
 from rekindle.engine.state.reading import read
 from rekindle.engine.state.runs import PANE
 from rekindle.engine.state.spill import RunFiles
@@ -157,7 +157,7 @@ class SparkChain:
         """For tests: by operator id, one row for each group and pane; equal for equal states with
         any layout."""
         return {
-            window.node.id: read(shape.run_shape, states, NO_PANE, END_OF_INPUT)
+            window.node.id: read(shape.run_shape, states, BEGIN_OF_PANES, END_OF_INPUT)
             for window, shape in self._windows()
             if (states := state.operators.get(window.node.id)) is not None
         }
@@ -222,8 +222,8 @@ class SparkChain:
         views = views_of(tables)
         size = sum(t.nbytes for t in views.values())
         if self._uses_hash_aggregation(prepared, size):
-            rows = self._sql_runner.run_in_order(prepared.texts[Aggregation.HASHED], views, what)
-            if rows is not None:  # None: its hash map was full
+            rows = self._sql_runner.run_hashed(prepared.texts[Aggregation.HASHED], views, what)
+            if rows is not None:  # None: its hash map was full, so rows may be in another order
                 return rows
             self._history.hash_bytes[prepared.step.operators] = size - 1
         text = prepared.texts[self._method or self._sort_aggregation(views)]
@@ -315,9 +315,9 @@ def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInp
         EPOCH: pa.array(numbers),
         LATE_BEFORE: pa.array([before[e] for e in numbers.tolist()], pa.int64()),
         START: pa.array(start).cast(pa.timestamp("us", "UTC")),
-        END: pa.array(shape.windows.ends(start)).cast(pa.timestamp("us", "UTC")),
+        END: pa.array(shape.assigner.ends(start)).cast(pa.timestamp("us", "UTC")),
     }
-    results = shape_results(shape)
+    results = combined_partials(shape)
     rest = [*shape.key_names, *(name for name, _ in results)]
     data_types = [*shape.keys, *(data_type for _, data_type in results)]
     closed = combine_all_sums(closed, shape)

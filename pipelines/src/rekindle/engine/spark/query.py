@@ -56,7 +56,7 @@ class SqlRunner:
         assert rows is not None
         return rows
 
-    def run_in_order(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
+    def run_hashed(self, sql: str, views: Mapping[str, pa.Table], what: str) -> pa.Table | None:
         """As `run`, with hash aggregation in the order of rows; None if rows may have been
         aggregated in another order, as when a hash map was full."""
         return self._run(sql, views, what, in_order=True)

@@ -53,7 +53,7 @@ class WindowNode:
     """A window operator with what the steps before and after it need."""
 
     node: Node
-    windows: WindowAssigner
+    assigner: WindowAssigner
     keys: tuple[str, ...]
     decomposition: Decomposition
     time: str  # SQL of a row's event time in microseconds
@@ -229,8 +229,8 @@ def _rows_with_panes_sql(
     which grows with partition and row, is that order; unlike a row number it also distinguishes
     the rows that `explode` outputs for one row.
     """
-    pane = window.windows.pane_sql(window.time)
-    last_end = window.windows.last_end_sql(pane)
+    pane = window.assigner.pane_sql(window.time)
+    last_end = window.assigner.last_end_sql(pane)
     pane_column = (
         f"CASE WHEN {window.time} IS NULL THEN {NULL_EVENT_TIME}L"
         f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {PANE}"

@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rekindle.engine.state.operator import END_OF_PANES, NO_PANE, Delta, OperatorState, Page
+from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, Delta, OperatorState, Page
 from rekindle.engine.state.remote import RunFacts
 from rekindle.engine.state.runs import Int64s, Run
 
 Place = tuple[int, int]
 """The number of an object, and of a batch in it."""
 _NO_PLACE = (-1, -1)
-_NO_EXTENT = (END_OF_PANES, NO_PANE)
+_NO_EXTENT = (END_OF_PANES, BEGIN_OF_PANES)
 
 
 @dataclass(frozen=True, slots=True)

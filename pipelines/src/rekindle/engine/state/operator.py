@@ -29,7 +29,7 @@ COMPACTION_RATIO = 1.6
 """How many rows may be compacted for each row that is appended."""
 ROWS_PER_LIVE_ROW = 3
 """Limit of the rows of all deltas: this many for each live row, and some pages of rows."""
-NO_PANE, END_OF_PANES = -(2**63), 2**63 - 1
+BEGIN_OF_PANES, END_OF_PANES = -(2**63), 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Delta:
     level: int = 0
 
 
-_EMPTY_PAGES = (Page(NO_PANE, 0, None),)
+_EMPTY_PAGES = (Page(BEGIN_OF_PANES, 0, None),)
 
 
 def _one_zero() -> Int64s:
@@ -78,7 +78,7 @@ class OperatorState:
     through: Int64s = field(default_factory=_one_zero)
     pending: Int64s = field(default_factory=_one_zero)
     restored: Int64s = field(default_factory=_one_zero)
-    first_live_pane_us: int = NO_PANE
+    first_live_pane_us: int = BEGIN_OF_PANES
     panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seq: int = 0
     credit: int = 0
@@ -252,7 +252,7 @@ def page_start(state: OperatorState, at: int) -> tuple[int, int]:
 def bounds(state: OperatorState, at: int) -> tuple[tuple[int, int], tuple[int, int] | None]:
     """The (pane, bucket) in which a page begins, and that in which the next one begins. The first
     page also has all rows before it."""
-    low = page_start(state, at) if at else (NO_PANE, 0)
+    low = page_start(state, at) if at else (BEGIN_OF_PANES, 0)
     return low, page_start(state, at + 1) if at + 1 < len(state.pages) else None
 
 

@@ -324,7 +324,7 @@ class DonorCore:
         if active is None:  # it ended meanwhile
             return [UnpinSnapshot(event.session)]
         if event.epoch + 1 < active.needed:
-            active.machine.step(DonorEvent.PINNED_TOO_EARLY)
+            active.machine.step(DonorEvent.PINNED_TOO_OLD)
             active.prepared = 0
             return [UnpinSnapshot(event.session)]
         active.machine.step(DonorEvent.PINNED)

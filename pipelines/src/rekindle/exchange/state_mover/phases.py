@@ -23,7 +23,7 @@ class DonorPhase(StrEnum):
 class DonorEvent(StrEnum):
     REACHED = "state reached the needed epoch"
     PINNED = "state and log pinned"
-    PINNED_TOO_EARLY = "pinned state is too old"
+    PINNED_TOO_OLD = "pinned state is too old"
     PIN_FAILED = "state or log could not be pinned"
     READ_FAILED = "a chunk could not be read"
     RELEASED = "the newcomer or the coordinator released it"
@@ -46,7 +46,7 @@ DONOR: Table[DonorPhase, DonorEvent] = {
     },
     DonorPhase.PINNING: {
         DonorEvent.PINNED: DonorPhase.SENDING,
-        DonorEvent.PINNED_TOO_EARLY: DonorPhase.BEHIND,
+        DonorEvent.PINNED_TOO_OLD: DonorPhase.BEHIND,
         DonorEvent.PIN_FAILED: DonorPhase.ENDED,
         **_DONOR_ENDINGS,
     },

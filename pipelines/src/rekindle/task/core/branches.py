@@ -28,9 +28,9 @@ from rekindle.consistency.messages import (
     MaxDelayChanged,
     ProcessStable,
     ProcessTentative,
-    ReadAgain,
     ReadLive,
     RequestPostponement,
+    ResumeStable,
     StopLive,
     TentativeProcessed,
 )
@@ -47,7 +47,7 @@ its output may be tentative without it; `maxDelay` if that is longer."""
 RETRY_S = 10.0
 """Time after a failed tentative epoch without other tentative epochs."""
 
-BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ReadAgain
+BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ResumeStable
 Taken = EpochsTaken | TentativeTaken | ForkDropped
 
 

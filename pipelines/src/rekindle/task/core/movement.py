@@ -68,8 +68,8 @@ class MovementPart:
             effects += self.step(OrderReceived(directive.order), now)
         abandoned = directive.abandoned
         if poll.movement is None:
-            # A release without sessions, perhaps: then those of all earlier coordinators are
-            # abandoned.
+            # The coordinator may be of a version that moves no state: then the sessions of all
+            # earlier coordinators are abandoned.
             abandoned = SessionVersion(poll.fence, 0)
         if poll.restore is not None and self._newcomer.may_restore(abandoned):
             self.restores = True

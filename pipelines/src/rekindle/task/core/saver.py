@@ -94,7 +94,7 @@ class SaveState:
 
 
 @dataclass(frozen=True, slots=True)
-class SkipState:
+class SkipCheckpoint:
     """The checkpoint of this epoch is not saved, because newer ones wait."""
 
     epoch: int
@@ -111,7 +111,7 @@ SaverEvent = (
     | SaveAbandoned
     | Woken
 )
-SaverEffect = SaveState | SkipState
+SaverEffect = SaveState | SkipCheckpoint
 
 
 class SaverCore:
@@ -190,11 +190,11 @@ class SaverCore:
                 break
             except SnapshotsFull:
                 if not self._pending:
-                    return [*skipped, SkipState(state.epoch)]
-                skipped.append(SkipState(self._drop_oldest()))
+                    return [*skipped, SkipCheckpoint(state.epoch)]
+                skipped.append(SkipCheckpoint(self._drop_oldest()))
         self._pending.append(snapshot)
         while len(self._pending) > PENDING:
-            skipped.append(SkipState(self._drop_oldest()))
+            skipped.append(SkipCheckpoint(self._drop_oldest()))
         return skipped
 
     def _drop_oldest(self) -> int:

@@ -155,7 +155,8 @@ class Installation:
                 runs.append(Run(_decode(data.slice(at, length))))
                 at += _padded(length)
             self._runs = _written(runs, files)
-            # Layouts name a run by its object and its number there; here all are in one, 0.
+            # Layouts name a run by its object in the checkpoint store and its number there; what
+            # is moved counts as one object, 0.
             places = {(0, number): run for number, run in enumerate(self._runs)}
             states = {o: layout.decode(found, places) for o, found in content["operators"].items()}
             self.state = TaskState(

@@ -120,7 +120,7 @@ class SinkOptions(Spec):
     """The fields of one kind of sink. `connector`: as for a source."""
 
     connector: ClassVar[str | None] = None
-    in_place: ClassVar[frozenset[str]] = frozenset()
+    edited_in_place: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit takes effect in the running sink (in place). After an edit of another one
     the query starts over (`QuerySpec.identity`)."""
 

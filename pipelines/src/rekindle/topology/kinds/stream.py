@@ -18,7 +18,7 @@ DEFAULT_RETAIN_BYTES = 256 * 1024**2
 
 class StreamSinkSpec(SinkOptions):
     connector: ClassVar[str | None] = "stream_sink:open_sink"
-    in_place: ClassVar[frozenset[str]] = frozenset({"tentative", "retain"})
+    edited_in_place: ClassVar[frozenset[str]] = frozenset({"tentative", "retain"})
     wrong_field_names: ClassVar[Mapping[str, str]] = {
         "retention": "retain",
         "retainBytes": "retain",

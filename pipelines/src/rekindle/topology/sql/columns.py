@@ -95,7 +95,8 @@ def check_columns(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
 
 def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     """Problems of casts to TIMESTAMP of strings inside a larger value, and of comparisons with
-    strings: unlike single strings they cannot be guarded (`topology.sql.casts_without_date`).
+    strings: unlike casts of single strings they cannot be rewritten to
+    give NULL (`topology.sql.casts_without_date`).
     If types are unknown, Spark checks this later."""
     found = []
     for cast in select.find_all(exp.Cast):

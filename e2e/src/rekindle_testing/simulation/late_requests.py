@@ -8,7 +8,7 @@ from typing import Any
 
 from rekindle_testing.simulation.scheduler import Scheduler
 
-LATEST_S = 10.0
+MAX_REQUEST_DELAY_S = 10.0
 _DONE_SHARE, _LATE_SHARE = 0.4, 0.4
 
 
@@ -18,6 +18,6 @@ def perform_now_later_or_never(scheduler: Scheduler, request: Callable[[], Any])
     if random.random() >= _DONE_SHARE:
         return
     if random.random() < _LATE_SHARE:
-        scheduler.after(scheduler.between(0.0, LATEST_S), request)
+        scheduler.after(scheduler.between(0.0, MAX_REQUEST_DELAY_S), request)
     else:
         request()
