@@ -51,7 +51,7 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.crd import too_long_in_status
-from rekindle_testing.fixtures.placement import allows, has_other_replica
+from rekindle_testing.fixtures.placement import has_other_replica, node_affinity_allows
 
 MAX_PASSES = 60
 
@@ -105,7 +105,7 @@ class ModelCluster(ModelState):
             generation_records=tuple(
                 generation_record_view(c) for c in self.generation_records.values()
             ),
-            silent_since=dict(self.reported_silent_since),
+            reported_silent_since=dict(self.reported_silent_since),
             report_times=dict(self.report_times),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
@@ -178,7 +178,7 @@ class ModelCluster(ModelState):
         if pod.segment_name in self.unbound_segments:
             return False
         for name, node in sorted(self.nodes.items()):
-            if not node.ready or node.cordoned or not allows(raw, name):
+            if not node.ready or node.cordoned or not node_affinity_allows(raw, name):
                 continue
             here = [p for p in self.pods_on(name) if not p.ended]
             if not (node.allocatable - total(p.requests for p in here)).covers(pod.requests):

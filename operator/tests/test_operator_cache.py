@@ -55,9 +55,9 @@ def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, cloc
     cluster.put_topology(report(1, suspected=True, silentSeconds=1.6))
     clock.now += 2
     cluster.put_topology(report(2, suspected=True, silentSeconds=1.6))
-    assert cluster.snapshot().silent_since == {SILENT: pytest.approx(998.4)}
+    assert cluster.snapshot().reported_silent_since == {SILENT: pytest.approx(998.4)}
     cluster.put_topology(report(3, suspected=False))
-    assert cluster.snapshot().silent_since == {}
+    assert cluster.snapshot().reported_silent_since == {}
 
 
 def test_silence_does_not_count_while_the_operator_was_down(
@@ -66,12 +66,12 @@ def test_silence_does_not_count_while_the_operator_was_down(
     cluster.reset_timers()
     clock.now += 1
     cluster.put_topology(report(1, suspected=True, silentSeconds=60))
-    assert cluster.snapshot().silent_since == {SILENT: 1000.0}
+    assert cluster.snapshot().reported_silent_since == {SILENT: 1000.0}
 
 
 def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
-    assert cluster.snapshot().silent_since == {SILENT: 1000.0}
+    assert cluster.snapshot().reported_silent_since == {SILENT: 1000.0}
 
 
 @pytest.mark.parametrize(

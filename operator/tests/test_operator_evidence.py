@@ -487,7 +487,7 @@ def test_an_old_report_loses_no_node_whose_kubelet_responds(
     snapshot = replace(
         running.snapshot(),
         nodes=nodes,
-        silent_since={pods[i].ref: running.now - 1.5 for i in silent},
+        reported_silent_since={pods[i].ref: running.now - 1.5 for i in silent},
         kubelet_probes={n.uid: responding for n in nodes},
         pod_probes={p.uid: responding for p in pods},
     )
@@ -507,7 +507,7 @@ def test_no_report_loses_a_node_whose_kubelet_responds(
     now = running.now
     snapshot = replace(
         running.snapshot(),
-        silent_since={pods[i].ref: now - for_s for i in silent},
+        reported_silent_since={pods[i].ref: now - for_s for i in silent},
         quarantined=dict.fromkeys(running.nodes, now - 10.0),
         kubelet_probes={n.uid: ProbeResults(now, now - ago_s) for n in running.nodes.values()},
     )

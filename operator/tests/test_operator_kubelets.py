@@ -40,7 +40,7 @@ class ProbingOperator:
         self.isolated = False  # from all nodes but its own, which is the first
         self.quarantined: dict[str, float] = {}
         self.last_report_at: float | None = None  # None: the coordinator reports
-        self.probes = ProbeState(detects_isolation=True)
+        self.probes = ProbeState(detects_own_isolation=True)
         # When response and deadline of each probe come, by node and when it was sent. Without a
         # response: the probe did not arrive.
         self.pending: dict[tuple[str, float], tuple[float, float]] = {}
@@ -57,7 +57,7 @@ class ProbingOperator:
         return Snapshot(
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
-            silent_since=reported if self.last_report_at is None else {},
+            reported_silent_since=reported if self.last_report_at is None else {},
             report_times={"uid-t": self.last_report_at or self.now},
             pod_probes={pod.uid: self._pod_results(name) for name, pod in self.pods.items()},
             kubelet_probes=self.probes.results,
@@ -247,7 +247,7 @@ def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
         operator.tick()
         results = operator.probes.results
         for i in range(1, 80):
-            responded_at = results[f"uid-n{i}"].responded_at
+            responded_at = results[f"uid-n{i}"].answered_probe_at
             assert responded_at is not None
             assert operator.now - responded_at < TIMING.probe_interval_s + 5
 
@@ -320,7 +320,7 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     quiet = Snapshot(pods=pods, nodes=nodes, kubelet_probes=probed, own_node="c")
     assert probe(quiet, START + 5) == []
     assert probe(quiet, START + 10) == ["a", "b", "d"]
-    alarmed = replace(quiet, silent_since={pods[0].ref: START})
+    alarmed = replace(quiet, reported_silent_since={pods[0].ref: START})
     assert probe(alarmed, START + 0.5) == ["b", "d", "e", "a"], (
         "some to compare it with, and itself"
     )
@@ -387,14 +387,14 @@ def test_a_node_that_was_not_probed_since_a_reset_is_not_avoided() -> None:
 
 
 def test_a_late_response_does_not_undo_a_reset() -> None:
-    probes = ProbeState(detects_isolation=True)
+    probes = ProbeState(detects_own_isolation=True)
     for at in (START, START + 1):
         for uid in "ab":
             probes.sent(uid, at)
     probes.reset_timers(START + 5)
     probes.responded("b", START + 1)
     probes.responded("a", START)
-    assert probes.results["a"].silent_since is None
+    assert probes.results["a"].provably_unanswered_since is None
 
 
 def test_a_clock_that_was_set_back_leaves_no_times_of_before() -> None:
@@ -477,7 +477,9 @@ def test_a_pod_that_has_not_responded_makes_no_report_credible() -> None:
         )
         reports = {"uid-t": START + 5}
         nodes = node("a"), node("b")
-        snapshot = Snapshot((topology,), pods, nodes, silent_since=silent, report_times=reports)
+        snapshot = Snapshot(
+            (topology,), pods, nodes, reported_silent_since=silent, report_times=reports
+        )
         return set(assess_nodes(snapshot, START + 5, TIMING).lost_nodes)
 
     assert lost(report) == set()

@@ -26,8 +26,8 @@ from rekindle_operator.settings import Timing
 
 NOW = 1_800_000_000.0
 TIMING = Timing()
-ANSWERS = ProbeResults(sent_at=NOW - 0.1, responded_at=NOW - 0.1)
-SILENT = ProbeResults(sent_at=NOW - 0.2, responded_at=NOW - 8.0, unanswered_since=NOW - 2.5)
+ANSWERS = ProbeResults(sent_at=NOW - 0.1, answered_probe_at=NOW - 0.1)
+SILENT = ProbeResults(sent_at=NOW - 0.2, answered_probe_at=NOW - 8.0, unanswered_since=NOW - 2.5)
 
 
 def node(name: str) -> NodeView:
@@ -133,7 +133,7 @@ def test_an_operator_without_responses_is_isolated_itself() -> None:
 
 def test_a_pod_that_never_responded_is_not_silent() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 20)
-    long_ago = replace(SILENT, responded_at=NOW - 90)
+    long_ago = replace(SILENT, answered_probe_at=NOW - 90)
     for results in (never, long_ago):
         assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": results})) == set()
 

@@ -154,14 +154,14 @@ def results_after(cluster: ClusterCache, settled: Callable[[ProbeResults], bool]
 def test_the_cache_records_who_responded(serve: Serve, server_tls: ssl.SSLContext) -> None:
     began = time.time()
     cluster = OneNode(node("a", kubelet=serve(shake_hands(server_tls))))
-    results = results_after(cluster, lambda results: results.responded_at is not None)
+    results = results_after(cluster, lambda results: results.answered_probe_at is not None)
     assert results.unanswered_since is None
-    assert began <= results.sent_at == results.responded_at
+    assert began <= results.sent_at == results.answered_probe_at
 
 
 def test_the_cache_records_silence_and_forgets_removed_nodes(serve: Serve) -> None:
     cluster = OneNode(node("a", kubelet=serve(lambda connection: connection.close())))
     cluster.kubelet_probes.sent("uid-gone", time.time())
     results = results_after(cluster, lambda results: results.unanswered_since is not None)
-    assert results.responded_at is None
+    assert results.answered_probe_at is None
     assert cluster.snapshot().kubelet_probes.keys() == {"uid-a"}

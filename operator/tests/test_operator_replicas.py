@@ -84,7 +84,7 @@ def test_a_replica_is_replaced_when_most_nodes_die() -> None:
 
     assert deleted_at(NOW) == ["b", "c"]
     assert deleted_at(NOW - 55) == [], "they have been NotReady for 5 s"
-    responded = {"down": ProbeResults(NOW - 0.5, responded_at=NOW - 0.5)}
+    responded = {"down": ProbeResults(NOW - 0.5, answered_probe_at=NOW - 0.5)}
     assert deleted_at(NOW, kubelet_probes=responded) == ["c"], "only the API server is out of reach"
     nodes[0] = node("up", ready=False)
     assert deleted_at(NOW) == [], "no node could take another replica"

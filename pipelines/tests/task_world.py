@@ -57,7 +57,7 @@ class Counting:
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows))
         return ChainResult(tuple(outputs), count_state("sum", total))
 
-    def align_state(self, state: State) -> State:
+    def match_columns(self, state: State) -> State:
         return state
 
 

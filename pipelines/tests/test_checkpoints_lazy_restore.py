@@ -41,7 +41,7 @@ from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WindowShape, advance, align_state
+from rekindle.engine.window_state import WindowShape, advance, match_columns
 from rekindle.errors import StateLost, StateMismatch, StoreError
 from rekindle.objects import Retry, open_objects
 from rekindle.streams.digest import digest_table
@@ -96,7 +96,7 @@ class World:
         self.saver = StateStore(self.store, "u", self.files)
         self.entry, state, self.fetch = self.saver.open(name)
         self._fetches.append(self.fetch)
-        return align_state(SHAPE, state.operators.get("op", EMPTY), "op")
+        return match_columns(SHAPE, state.operators.get("op", EMPTY), "op")
 
 
 def retried(action: Callable[[], T]) -> T:
@@ -272,7 +272,7 @@ def test_objects_of_the_first_windows_to_close_are_fetched_first(world: World) -
     state = world.restore(world.save(state, 2))
     assert world.fetch is not None
     order = world.fetch.missing
-    world.fetch.fetch_first(order[-1])
+    world.fetch.prioritize(order[-1])
     world.fetch.start()
     eventually(lambda: world.fetch is not None and not world.fetch.missing, 10)
     first = {name.rpartition("/")[2] for name in world.reads[:4]}
@@ -380,7 +380,7 @@ class Nowhere:
     def fetch(self) -> None:
         raise AssertionError
 
-    def fetch_first(self) -> None: ...
+    def prioritize(self) -> None: ...
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged", "another"])
@@ -487,9 +487,9 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
 def test_columns_are_matched_before_the_rows_are_fetched(world: World) -> None:
     state = world.restore(world.save(fill(world, 50), 2))
     names = [*reversed(SHAPE.partials)]
-    aligned = align_state(replace(SHAPE, partials=tuple(names)), state, "op")
+    aligned = match_columns(replace(SHAPE, partials=tuple(names)), state, "op")
     with pytest.raises(StateMismatch, match="column p4 is string in the state and missing"):
-        align_state(replace(SHAPE, partials=SHAPE.partials[:-1]), state, "op")
+        match_columns(replace(SHAPE, partials=SHAPE.partials[:-1]), state, "op")
     assert world.reads == []
     assert next(aligned.runs()).table.schema.names[-5:] == ["p4", "p3", "p2", "p1", "p0"]
     assert next(state.runs()).table.schema.names[-5:] == ["p0", "p1", "p2", "p3", "p4"]
@@ -533,7 +533,7 @@ def test_what_was_restored_does_not_count_as_waiting(
 
 def test_failed_objects_are_fetched_again_after_the_others() -> None:
     queue = FetchQueue({"a": 1, "b": 2, "c": 3})
-    queue.fetch_first(["c", "b"])
+    queue.prioritize(["c", "b"])
     assert queue.take(0.0) == "c"
     queue.failed("c", "busy", 0.0)
     assert (queue.take(0.0), queue.problem) == (None, "busy")
@@ -569,7 +569,7 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_objects_wait() -> None:
     names = [f"{n}" for n in range(20_000)]
     queue, began = FetchQueue(dict.fromkeys(names, 1)), time.process_time()
     for name in names:
-        queue.fetch_first([name])
+        queue.prioritize([name])
     for number in range(1_000):
         wake_at = queue.wake_at
         assert wake_at is not None
@@ -642,7 +642,7 @@ def test_each_object_is_fetched_once(steps: list[tuple[int, str]]) -> None:
             assert taken not in in_flight
             in_flight.add(taken)
         elif what == "prefer":
-            queue.fetch_first([name])
+            queue.prioritize([name])
         elif what == "claim" and queue.phase(name) is FetchPhase.WAITING and queue.has_room(name):
             queue.claim(name)
             in_flight.add(name)

@@ -37,7 +37,7 @@ from rekindle.engine.state.compaction import compact_all
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WindowShape, advance, align_state
+from rekindle.engine.window_state import WindowShape, advance, match_columns
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import Retry
 from rekindle.protocol import CheckpointDone, RestorePoint
@@ -173,7 +173,7 @@ class Replica:
         if ref is not None and ref.object is not None:
             self.entry = ref.object
             _, found, self.fetch = self.states.open(ref.object)
-            self.state = align_state(world.model.shape, found.operators.get("op", EMPTY), "op")
+            self.state = match_columns(world.model.shape, found.operators.get("op", EMPTY), "op")
             self.epoch = ref.epoch
             self.step(StateIncomplete())
             self.check()
@@ -504,7 +504,7 @@ def check_restorable(world: World) -> None:
         if ref.object is None:
             continue
         _, state = StateStore(world.store, "u").load(ref.object)
-        found = align_state(world.model.shape, state.operators.get("op", EMPTY), "op")
+        found = match_columns(world.model.shape, state.operators.get("op", EMPTY), "op")
         assert found.digest == world.model.digest(ref.epoch)
         expected = world.model.states[ref.epoch]
         assert digest_table(folded(found)) == digest_table(folded(expected))

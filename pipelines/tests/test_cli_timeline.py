@@ -51,7 +51,7 @@ def test_nodes_that_are_lost_together_share_a_mark() -> None:
 
 def test_seconds_count_from_creation_while_events_reach_back_to_it() -> None:
     timeline = timeline_of(Observed("running"))
-    assert timeline.axis_label == "seconds since the topology was created"
+    assert timeline.time_axis == "seconds since the topology was created"
     assert timeline.began.isoformat() == "2026-11-22T12:25:13+00:00"
 
 
@@ -74,7 +74,7 @@ def test_a_drawing_since_a_time_begins_with_the_states_at_that_time() -> None:
     timeline = timeline_of(observed, since=lost)
     assert changes_of(timeline, "storm-watch")[0] == ("Waiting", 0)
     assert changes_of(timeline, "delay-alarms") == [("Live", 0)]
-    assert timeline.axis_label == "seconds since 2026-11-22 12:27:25 UTC"
+    assert timeline.time_axis == "seconds since 2026-11-22 12:27:25 UTC"
 
 
 def test_without_events_the_recovery_history_is_drawn() -> None:

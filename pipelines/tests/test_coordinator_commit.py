@@ -164,12 +164,15 @@ def test_a_new_coordinator_keeps_the_desired_state_of_tasks() -> None:
     assert world.store[-1].fence == 2
 
 
+_OF_PROCESS = {"fence": 0, "coordinator_boot": ""}
+
+
 def no_floor(polls: dict[Slot, PollRequest]) -> dict[Slot, PollRequest]:
-    return {s: p.model_copy(update={"fence": 0, "floor": None}) for s, p in polls.items()}
+    return {s: p.model_copy(update={**_OF_PROCESS, "floor": None}) for s, p in polls.items()}
 
 
 def comparable(poll: PollRequest) -> PollRequest:
-    return poll.model_copy(update={"fence": 0})
+    return poll.model_copy(update=_OF_PROCESS)
 
 
 def test_no_floor_before_all_readers_responded() -> None:

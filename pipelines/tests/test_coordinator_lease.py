@@ -38,14 +38,16 @@ class LosesFirst:
         return body
 
 
-def keeper_of(api: LosesFirst, settings: Settings, may_poll: Callable[[], bool]) -> LeaseKeeper:
+def keeper_of(
+    api: LosesFirst, settings: Settings, knows_generation: Callable[[], bool]
+) -> LeaseKeeper:
     return LeaseKeeper(
         cast(KubeApi, api),
         settings,
         feed=lambda event: None,
         valid_report_number=lambda: 1,
         suspecting=lambda: False,
-        may_poll=may_poll,
+        knows_generation=knows_generation,
     )
 
 
@@ -87,7 +89,7 @@ def test_there_is_a_pause_between_reports_and_the_newest_is_written() -> None:
 
 def test_a_lost_renewal_is_followed_by_another() -> None:
     api = LosesFirst()
-    keeper = keeper_of(api, SHORT, may_poll=lambda: True)
+    keeper = keeper_of(api, SHORT, knows_generation=lambda: True)
 
     async def renewed() -> None:
         runs = asyncio.create_task(keeper.run())
@@ -102,7 +104,7 @@ def test_a_lost_renewal_is_followed_by_another() -> None:
 @pytest.mark.parametrize(("waits_s", "taken"), [(60.0, False), (0.05, True)])
 def test_a_lease_is_left_to_a_predecessor_but_not_for_long(waits_s: float, taken: bool) -> None:
     api = LosesFirst()
-    keeper = keeper_of(api, replace(SHORT, lease_wait_s=waits_s), may_poll=lambda: False)
+    keeper = keeper_of(api, replace(SHORT, lease_wait_s=waits_s), knows_generation=lambda: False)
 
     async def run_for_a_while() -> None:
         runs = asyncio.create_task(keeper.run())

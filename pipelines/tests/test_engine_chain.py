@@ -112,11 +112,11 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
         return State({operator: saved.with_runs(moved)})
 
     names = next(saved.runs()).table.schema.names
-    aligned = chain.align_state(changed(list(reversed(names))))
+    aligned = chain.match_columns(changed(list(reversed(names))))
     assert chain.process(aligned, epochs[3:]).outputs == chain.process(half, epochs[3:]).outputs
     sums = [name for name in names if name.startswith("p_sum_")]
     with pytest.raises(StateMismatch, match=rf"operator w: .* column {sums[0]} is missing"):
-        chain.align_state(changed([name for name in names if name != sums[0]]))
+        chain.match_columns(changed([name for name in names if name != sums[0]]))
 
 
 def group_of(row: dict[str, Any]) -> tuple[Any, ...]:

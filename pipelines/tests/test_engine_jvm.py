@@ -66,7 +66,7 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
         assert cds.with_archive(spec, archive) == spec
     assert "rekindle.engine.spark.training" in caplog.text
     archive.write_text("classes")
-    prepared = cds.prepare(spec, archive)
+    prepared = cds.with_unsigned_jars(spec, archive)
     cds.write_key(spec, prepared, archive)
     used = cds.with_archive(spec, archive)
     assert f"-XX:SharedArchiveFile={archive}" in used.archive_flags
@@ -79,7 +79,7 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
     assert cds.with_archive(other, archive) == other
     (tmp_path / "spark.jsa.jars/a.jar").unlink()
     assert cds.with_archive(spec, archive) == spec
-    cds.prepare(spec, archive)
+    cds.with_unsigned_jars(spec, archive)
     assert cds.with_archive(spec, archive) == used
     write_jar(tmp_path / "jars/b.jar", {"b/Another.class": b"version"})
     assert cds.with_archive(spec, archive) == spec
@@ -87,7 +87,7 @@ def test_an_archive_serves_only_the_jvm_flags_and_jars_it_was_made_for(
 
 def test_signed_jars_are_replaced_by_copies_that_an_archive_can_hold(tmp_path: Path) -> None:
     spec = spec_of(tmp_path)
-    prepared = cds.prepare(spec, tmp_path / "spark.jsa")
+    prepared = cds.with_unsigned_jars(spec, tmp_path / "spark.jsa")
     changed = [(a.name, b) for a, b in zip(spec.jars, prepared.jars, strict=True) if a != b]
     copy = tmp_path / "spark.jsa.jars/a.jar"
     assert changed == [("a.jar", copy)]
@@ -103,7 +103,7 @@ def test_signed_jars_are_replaced_by_copies_that_an_archive_can_hold(tmp_path: P
 @pytest.mark.spark
 def test_no_jar_of_spark_stays_signed(tmp_path: Path) -> None:
     spec = sessions.jvm_spec()
-    prepared = cds.prepare(spec, tmp_path / "spark.jsa")
+    prepared = cds.with_unsigned_jars(spec, tmp_path / "spark.jsa")
     assert not any(is_signed(jar) for jar in prepared.jars)
     compiler = next(jar for jar in prepared.jars if jar.name.startswith("janino-"))
     assert compiler.parent == tmp_path / "spark.jsa.jars"

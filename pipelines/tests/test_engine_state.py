@@ -274,7 +274,7 @@ class Unread:
     def fetch(self) -> None:
         raise AssertionError("a run is read that is not here")
 
-    def fetch_first(self) -> None: ...
+    def prioritize(self) -> None: ...
 
 
 def restored(state: OperatorState) -> tuple[OperatorState, list[tuple[AwaitedRun, Run]]]:

@@ -38,7 +38,7 @@ from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
-from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, advance, align_state
+from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, advance, match_columns
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
@@ -51,7 +51,7 @@ def state_table(**columns: Any) -> pa.Table:
 
 
 def conformed(saved: pa.Table) -> pa.Table:
-    (run,) = align_state(SHAPE, one_run(saved), "op").runs()
+    (run,) = match_columns(SHAPE, one_run(saved), "op").runs()
     return run.table
 
 

@@ -79,7 +79,7 @@ class FakeChain:
             outputs.append(EpochOutput(e.epoch, e.watermark, rows))
         return ChainResult(tuple(outputs), count_state("n", count))
 
-    def align_state(self, state: State) -> State:
+    def match_columns(self, state: State) -> State:
         return state
 
 

@@ -12,7 +12,7 @@ import pytest
 from task_world import SCHEMA, Counting, World
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.call_sizes import CallSizes, check_columns
+from rekindle.engine.call_sizes import CallSizes, check_column_sizes
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, State
@@ -155,8 +155,8 @@ def test_a_column_that_arrow_cannot_hold_is_refused_by_name(
     monkeypatch.setattr("rekindle.engine.call_sizes.COLUMN_BYTES", 1000)
     rows = pa.table({"n": list(range(500)), "s": ["xyz"] * 500})
     with pytest.raises(EpochTooLarge, match=r"column s of epoch 3 has .* of type string"):
-        check_columns(3, rows)
-    check_columns(3, rows.slice(0, 50))
+        check_column_sizes(3, rows)
+    check_column_sizes(3, rows.slice(0, 50))
 
 
 def test_an_engine_restart_waits_for_disk_space(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_late_installation_leaves_the_log_of_a_running_task_alone(
 
     def decoded(stored: Path, files: Any, operators: Any) -> Any:
         late.begin(RestorePoint(epoch=1, object="x"))
-        chain.set_result(SimpleNamespace(output_schema=SCHEMA, align_state=lambda state: state))
+        chain.set_result(SimpleNamespace(output_schema=SCHEMA, match_columns=lambda state: state))
         prepared = late.advance()
         assert prepared is not None
         running.append(prepared.log)

@@ -61,7 +61,7 @@ class Adding:
         self.dropped: dict[str, DroppedRows] = {"window": DroppedRows()}
         self.fails: set[int] = set()
 
-    def align_state(self, state: State) -> State:
+    def match_columns(self, state: State) -> State:
         return state
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:

@@ -24,7 +24,7 @@ _ROW_WISE = (
 _AGGREGATES = ("count(*) AS trips", "count(*) AS trips, avg(fare) AS mean", "max(seats) AS seats")
 _WINDOWS = ({"size": "1h"}, {"size": "1h", "slide": "15m"}, {"size": "1d", "slide": "6h"})
 _MAX_OPERATORS = 6
-_LARGE = 0.02  # chance of tens of operators, or of many partitions
+_LARGE = 0.02  # chance of tens of operators
 
 
 def spec(rng: random.Random) -> dict[str, Any]:

@@ -36,9 +36,9 @@ from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_testing.simulation.kube.objects import (
+    BEGIN_UNIX_S,
     DELETED,
     PODS,
-    WALL_S,
     ApiEvent,
     ApiRequest,
     ApiResponse,
@@ -118,7 +118,7 @@ class LeaseKeeper:
         self._api.call(verb, path, body, on_response, _RENEWAL_TIMEOUT_S)
 
     def _desired_lease(self) -> Json:
-        now = rfc3339(WALL_S + self._api.process.scheduler.now)
+        now = rfc3339(BEGIN_UNIX_S + self._api.process.scheduler.now)
         number = self._valid_report_number()
         api = self._api
         return lease(NAMESPACE, TOPOLOGY, api.uid, api.incarnation, _LEASE_S, now, number)

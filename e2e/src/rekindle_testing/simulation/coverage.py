@@ -63,11 +63,11 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
     ),
     (
         "no edit here moves operators to other segments, so chained digests have one base",
-        [("dispute", DisputePhase.OPEN, DisputeEvent.NOT_COMPARABLE)],
+        [("dispute", DisputePhase.OPEN, DisputeEvent.NO_COMMON_BASE)],
     ),
     (
         "the store is never exchanged for another one",
-        _all_of("checkpoint", CommitEvent.WRONG_STORE),
+        _all_of("checkpoint", CommitEvent.MANIFEST_MISSING),
     ),
     (
         "a donor pins its newest state only once that has reached the needed epoch",

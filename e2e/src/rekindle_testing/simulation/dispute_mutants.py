@@ -38,7 +38,7 @@ def _holds_no_sink(sinks_through: Any) -> Any:
     return lambda self, slot: None
 
 
-def _every_result_counts(is_repetition: Any) -> Any:
+def _every_result_counts(may_share_node: Any) -> Any:
     return lambda self, earlier, later: False
 
 
@@ -65,7 +65,7 @@ DISPUTE_MUTANTS: Mapping[str, Mutant] = {
     "what has read a wrong epoch goes on": replaced(DigestComparison, "discard", _discards_nothing),
     "sinks write while replicas disagree": replaced(Containment, "sinks_through", _holds_no_sink),
     "a replica that repeats its result is believed": replaced(
-        Dispute, "is_repetition", _every_result_counts
+        Dispute, "may_share_node", _every_result_counts
     ),
     "pods that start after a dispute compare no files": replaced(
         Containment, "may_have_wrong_files", _compares_no_files

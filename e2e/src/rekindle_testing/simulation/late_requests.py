@@ -9,15 +9,16 @@ from typing import Any
 from rekindle_testing.simulation.scheduler import Scheduler
 
 MAX_REQUEST_DELAY_S = 10.0
-_DONE_SHARE, _LATE_SHARE = 0.4, 0.4
+_DONE_PROBABILITY = 0.4
+_LATE_IF_DONE_PROBABILITY = 0.4
 
 
 def perform_now_later_or_never(scheduler: Scheduler, request: Callable[[], Any]) -> None:
     """Do what was asked, do it later, or never."""
     random = scheduler.random
-    if random.random() >= _DONE_SHARE:
+    if random.random() >= _DONE_PROBABILITY:
         return
-    if random.random() < _LATE_SHARE:
+    if random.random() < _LATE_IF_DONE_PROBABILITY:
         scheduler.after(scheduler.between(0.0, MAX_REQUEST_DELAY_S), request)
     else:
         request()

@@ -27,8 +27,8 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import outside
+from rekindle_testing.simulation.belief_mutants import BELIEF_MUTANTS
 from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
-from rekindle_testing.simulation.evidence_mutants import EVIDENCE_MUTANTS
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -193,7 +193,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "retention ignores the positions of tasks": replaced(
         retention.Progress, "of", _forgets_positions
     ),
-    "a task restores from the newest entry, not from the oldest": replaced(
+    "a task restores from the newest entry, not from the oldest that is needed": replaced(
         state_machine, "oldest", _newest_entry
     ),
     "entries are committed before the sinks have written": replaced(
@@ -213,7 +213,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "no task saves checkpoints": replaced(SupervisorCore, "is_saver", _never_saves),
     "the state of a large call is lost": replaced(LoopCore, "_call_completed", _loses_state),
     "suspicion never ends": replaced(Membership, "answered", _suspicion_stays),
-    **EVIDENCE_MUTANTS,
+    **BELIEF_MUTANTS,
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
     **MOVEMENT_MUTANTS,

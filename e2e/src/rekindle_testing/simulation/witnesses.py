@@ -1,7 +1,7 @@
 """Which epochs two replicas have computed on their own, as the simulation knows it.
 
 A task that has started from its partner's state repeats what that has computed: it is no witness,
-until nobody can compute again what it started from.
+until the epoch of that state is witnessed, or in a manifest.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class ClusterCache:
         self._silent_since: dict[IncarnationRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
-        self.kubelet_probes = ProbeState(detects_isolation=True)
+        self.kubelet_probes = ProbeState(detects_own_isolation=True)
         self.pod_probes = ProbeState()
         self._quarantined: dict[str, float] = {}
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
@@ -372,7 +372,7 @@ class ClusterCache:
             nodes=nodes,
             leases=leases,
             generation_records=self.generation_records.views(),
-            silent_since=silent,
+            reported_silent_since=silent,
             report_times=report_times,
             stalled_watches=self.stalled_watches,
             crd_missing_fields=self._crd_missing_fields,

@@ -216,13 +216,13 @@ class ProbeResults:
     """Results of probing one kubelet or one pod. Times are when a probe was sent."""
 
     sent_at: float  # the last probe
-    responded_at: float | None = None  # the last probe that got a response (when that was sent)
+    answered_probe_at: float | None = None  # when the newest probe with a response was sent
     # The first probe since then; it may still be in flight. After all timers were reset, because
     # this process was paused or isolated: when that was, until the next probe is sent.
     unanswered_since: float | None = None
 
     @property
-    def silent_since(self) -> float | None:
+    def provably_unanswered_since(self) -> float | None:
         """As `unanswered_since`, None while it was not probed since the timers were
         reset: nothing is proved."""
         first = self.unanswered_since
@@ -257,7 +257,7 @@ class Snapshot:
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
     # Since when the report of its coordinator calls a task silent.
-    silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
+    reported_silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     report_times: Mapping[str, float] = field(default_factory=dict)
     kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid

@@ -25,11 +25,11 @@ At each tick with probes some go to nodes that responded to the last one."""
 
 
 class ProbeState:
-    """Keyed by uid. Thread-safe. `detects_isolation`: for probes that show whether this process
+    """Keyed by uid. Thread-safe. `detects_own_isolation`: for probes that show whether this process
     reaches other nodes; once it does again, silence of before does not count."""
 
-    def __init__(self, *, detects_isolation: bool = False) -> None:
-        self._detects_isolation = detects_isolation
+    def __init__(self, *, detects_own_isolation: bool = False) -> None:
+        self._detects_isolation = detects_own_isolation
         self._local: Set[str] = frozenset()  # no network is in between
         # Of all that are not local: when the last probe was sent that got a response, and since
         # when later ones have had none.
@@ -108,12 +108,12 @@ class ProbeState:
             if known is None or sent_at not in in_flight:
                 return
             self._reached_a_node(uid, sent_at)
-            if sent_at < (known.responded_at or -inf):
+            if sent_at < (known.answered_probe_at or -inf):
                 return
             later = [at for at in in_flight if at > sent_at]
             unanswered_since = self._counts_since(uid, later[0]) if later else None
             self._results[uid] = replace(
-                known, responded_at=sent_at, unanswered_since=unanswered_since
+                known, answered_probe_at=sent_at, unanswered_since=unanswered_since
             )
 
     def _reached_a_node(self, uid: str, sent_at: float) -> None:

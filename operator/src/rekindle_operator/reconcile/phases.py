@@ -126,7 +126,7 @@ QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
     QueryState.CATCHING_UP: _FROM_RESTORING,
     QueryState.TENTATIVE: _FROM_TENTATIVE,
     QueryState.LIVE: _FROM_LIVE,
-    QueryState.UNKNOWN: _FROM_NOT_RUNNING,  # of a query that was live before, see `query_changes`
+    QueryState.UNKNOWN: _FROM_NOT_RUNNING,  # was not live; else: `query_changes`
 }
 
 

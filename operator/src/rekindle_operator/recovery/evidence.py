@@ -52,7 +52,9 @@ def collect_evidence(
     reported = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
     running = [p for p in reported if not p.terminating and not p.ended]
     responding = [
-        p for p in running if p.ref in responding_refs and p.ref not in snapshot.silent_since
+        p
+        for p in running
+        if p.ref in responding_refs and p.ref not in snapshot.reported_silent_since
     ]
     reporters = [
         p
@@ -70,6 +72,6 @@ def collect_evidence(
 
 def silence_as_of_report_s(pod: PodView, snapshot: Snapshot) -> float:
     """How long the task had been silent when its coordinator's report was last known to be true."""
-    since = snapshot.silent_since.get(pod.ref)
+    since = snapshot.reported_silent_since.get(pod.ref)
     as_of = snapshot.report_times.get(pod.owner_uid or "")
     return max(0.0, as_of - since) if since is not None and as_of is not None else 0.0

@@ -5,8 +5,8 @@ Together with the node's kubelet it does, if that used to respond to the operato
 A kubelet counts as silent only when another one has responded to a later probe: an operator that
 gets no response at all is itself isolated, and one that is too slow to read one response has not
 read the other either. The kubelet of the operator's own node proves nothing: no network is between
-them. All times are those at which a probe was sent. *Silent since* is as *unanswered since*, but
-None until there is a probe after all timers were reset.
+them. All times are those at which a probe was sent. *Provably unanswered since* is as *unanswered
+since*, but None until there is a probe after all timers were reset.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def find_silent_kubelets(
         for n in snapshot.nodes
         if n.uid in snapshot.kubelet_probes
     ]
-    elsewhere = [probed.responded_at for name, probed in known if name != snapshot.own_node]
-    newest_response_at = max((at for at in elsewhere if at is not None), default=0.0)
+    elsewhere = [probed.answered_probe_at for name, probed in known if name != snapshot.own_node]
+    newest_answered_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
         for name, probed in known
-        if probed.responded_at is not None
-        and now - probed.responded_at <= max_response_age_s
-        and probed.silent_since is not None
+        if probed.answered_probe_at is not None
+        and now - probed.answered_probe_at <= max_response_age_s
+        and probed.provably_unanswered_since is not None
         # The probe that got a response is later, so it was of another kubelet.
-        and newest_response_at - probed.silent_since >= timing.kubelet_silent_s
+        and newest_answered_at - probed.provably_unanswered_since >= timing.kubelet_silent_s
     )
 
 
@@ -53,18 +53,18 @@ def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) ->
     while."""
     names = {n.uid: n.name for n in snapshot.nodes}
     elsewhere = (
-        probed.responded_at
+        probed.answered_probe_at
         for uid, probed in snapshot.kubelet_probes.items()
         if names.get(uid, snapshot.own_node) != snapshot.own_node
     )
-    newest_response_at = max((at for at in elsewhere if at is not None), default=0.0)
+    newest_answered_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         names[uid]
         for uid, probed in snapshot.kubelet_probes.items()
         if uid in names
-        and probed.silent_since is not None
-        and newest_response_at - probed.silent_since >= timing.kubelet_silent_s
-        and now - probed.silent_since < timing.quarantine_s
+        and probed.provably_unanswered_since is not None
+        and newest_answered_at - probed.provably_unanswered_since >= timing.kubelet_silent_s
+        and now - probed.provably_unanswered_since < timing.quarantine_s
     )
 
 
@@ -77,7 +77,9 @@ def last_response_at(node: NodeView, snapshot: Snapshot) -> float:
     """When its kubelet was sent the last probe that it responded to; -inf if there was none."""
     results = snapshot.kubelet_probes.get(node.uid)
     return (
-        results.responded_at if results is not None and results.responded_at is not None else -inf
+        results.answered_probe_at
+        if results is not None and results.answered_probe_at is not None
+        else -inf
     )
 
 
@@ -93,7 +95,7 @@ def kubelets_to_probe(
     free.sort(key=lambda n: _probed_at(n, snapshot))
     ours = [p for p in snapshot.pods if p.is_managed and not p.ended]
     occupied = {p.node for p in ours}
-    silent = snapshot.silent_since
+    silent = snapshot.reported_silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
     suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
     suspects |= nodes_with_late_reports(snapshot, now, timing)
@@ -135,7 +137,7 @@ def _controls(
     def preference(node: NodeView) -> tuple[bool, bool, float, str]:
         results = snapshot.kubelet_probes.get(node.uid, ProbeResults(0.0))
         is_unanswered, is_suspect = results.unanswered_since is not None, node.name in suspects
-        return is_unanswered, is_suspect, -(results.responded_at or 0.0), node.name
+        return is_unanswered, is_suspect, -(results.answered_probe_at or 0.0), node.name
 
     others = (n for n in nodes if n.name != snapshot.own_node)
     return sorted(others, key=preference)[:_CONTROLS]
@@ -171,6 +173,6 @@ def _was_quarantined(node: NodeView, snapshot: Snapshot, now: float, timing: Tim
 
 def _has_responded_recently(results: ProbeResults, now: float, timing: Timing) -> bool:
     return (
-        results.responded_at is not None
-        and now - results.responded_at <= timing.probe_response_max_age_s
+        results.answered_probe_at is not None
+        and now - results.answered_probe_at <= timing.probe_response_max_age_s
     )

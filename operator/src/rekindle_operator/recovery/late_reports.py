@@ -97,11 +97,11 @@ def silent_by_own_probes(
         if pod.node not in suspects or results is None:
             continue
         if (
-            results.responded_at is None
-            or now - results.responded_at > timing.probe_response_max_age_s
+            results.answered_probe_at is None
+            or now - results.answered_probe_at > timing.probe_response_max_age_s
         ):
             continue
-        first = results.silent_since
+        first = results.provably_unanswered_since
         if first is not None and last_response_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
     return frozenset(silent) - nodes_with_responding_pods(snapshot, now, timing)
@@ -112,7 +112,7 @@ def nodes_with_responding_pods(snapshot: Snapshot, now: float, timing: Timing) -
     found = set()
     for pod in snapshot.pods:
         results = snapshot.pod_probes.get(pod.uid)
-        responded_at = results.responded_at if results is not None else None
+        responded_at = results.answered_probe_at if results is not None else None
         if pod.node and responded_at is not None and now - responded_at <= timing.pod_silent_s:
             found.add(pod.node)
     return frozenset(found)
@@ -125,18 +125,18 @@ def _last_response_at(snapshot: Snapshot) -> float:
     probed = [(nodes.get(uid), results) for uid, results in snapshot.kubelet_probes.items()]
     probed += [(pods.get(uid), results) for uid, results in snapshot.pod_probes.items()]
     times = (
-        results.responded_at
+        results.answered_probe_at
         for node, results in probed
-        if node is not None and node != snapshot.own_node and results.responded_at is not None
+        if node is not None and node != snapshot.own_node and results.answered_probe_at is not None
     )
     return max(times, default=0.0)
 
 
 def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     results = snapshot.pod_probes.get(pod.uid)
-    if results is None or results.unanswered_since is None or results.responded_at is None:
+    if results is None or results.unanswered_since is None or results.answered_probe_at is None:
         return False
-    return now - results.responded_at <= timing.probe_response_max_age_s
+    return now - results.answered_probe_at <= timing.probe_response_max_age_s
 
 
 def _preference(
@@ -148,7 +148,7 @@ def _preference(
     if results is None or results.unanswered_since is None:
         return False, False, pod.uid
     is_old = not _has_unanswered(pod, snapshot, now, timing)
-    return results.responded_at is None, is_old, pod.uid
+    return results.answered_probe_at is None, is_old, pod.uid
 
 
 def _probed_at(pod: PodView, snapshot: Snapshot) -> float:

@@ -198,7 +198,9 @@ def _unreachable_by_coordinator(
         (uid, node)
         for (uid, node), found in here.items()
         if _silent_nodes(found, frozenset(), evidence, timing)
-        and all(responded_at[node] - snapshot.silent_since[p.ref] >= margin_s for p in found)
+        and all(
+            responded_at[node] - snapshot.reported_silent_since[p.ref] >= margin_s for p in found
+        )
     )
 
 

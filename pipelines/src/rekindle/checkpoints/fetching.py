@@ -133,7 +133,7 @@ class FetchQueue:
                 name, earliest = other, due_at
         return name, earliest
 
-    def fetch_first(self, names: Iterable[str]) -> None:
+    def prioritize(self, names: Iterable[str]) -> None:
         """Fetch these first, in this order."""
         for name in reversed([name for name in names if name in self._waiting]):
             self._waiting.move_to_end(name, last=False)
@@ -268,9 +268,9 @@ class Fetch:
         lost = self._queue.lost
         return lost.error() if lost is not None else None
 
-    def fetch_first(self, name: str) -> None:
+    def prioritize(self, name: str) -> None:
         with self._changed:
-            self._queue.fetch_first([name])
+            self._queue.prioritize([name])
 
     def get(self, name: str) -> None:
         """Return when this object is fetched: by this thread, or by another one if it does already,
@@ -295,7 +295,7 @@ class Fetch:
                     if self._queue.has_room(name):
                         self._queue.claim(name)
                         return True
-                    self._queue.fetch_first([name])
+                    self._queue.prioritize([name])
                 self._changed.wait()
             return False
 
@@ -369,5 +369,5 @@ class _ObjectFetcher:
     def fetch(self) -> None:
         self.owner.get(self.name)
 
-    def fetch_first(self) -> None:
-        self.owner.fetch_first(self.name)
+    def prioritize(self) -> None:
+        self.owner.prioritize(self.name)

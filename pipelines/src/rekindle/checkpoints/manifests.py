@@ -204,7 +204,7 @@ class ManifestStore:
             garbage = [info for info in garbage if not info.name.startswith("state/")]
         self._deleting = frozenset(info.name for info in garbage)
         try:
-            spared = self._in_spec_since(entries, manifests) if garbage else frozenset()
+            spared = self._needed_by_entries_since(entries, manifests) if garbage else frozenset()
             garbage = [info for info in garbage if info.name not in spared]
             for info in garbage:
                 self._store.delete(f"{self._uid}/{info.name}")
@@ -215,7 +215,7 @@ class ManifestStore:
             raise unreadable
         return len(garbage)
 
-    def _in_spec_since(
+    def _needed_by_entries_since(
         self, known: AbstractSet[str], manifests: Sequence[Manifest]
     ) -> frozenset[str]:
         """What the entries need that were saved since `known` was listed: a save that began long

@@ -34,7 +34,7 @@ from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.model import State
 from rekindle.engine.state import layout
 from rekindle.engine.state.operator import END_OF_PANES, OperatorState
-from rekindle.engine.state.remote import AwaitedRun, RemoteRun, fetch_first
+from rekindle.engine.state.remote import AwaitedRun, RemoteRun, prioritize
 from rekindle.engine.state.runs import Run, RunId
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
@@ -254,7 +254,7 @@ class StateStore:
                     size = 0
                 packs[-1][1].append(run)
                 size += run.nbytes
-        fetch_first(run for _, runs in packs for run in runs)
+        prioritize(run for _, runs in packs for run in runs)
         with ThreadPoolExecutor(PARALLEL) as pool:
             done = list(pool.map(lambda p: self._objects.write(checkpoint, *p), packs))
         for (_, runs), (name, _) in zip(packs, done, strict=True):

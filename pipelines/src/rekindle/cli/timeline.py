@@ -54,6 +54,6 @@ def run(args: argparse.Namespace) -> int:
     if not timeline.history.changes:
         raise RekindleError(f"{args.topology} has no queries in its status yet: nothing to draw")
     output = args.output or Path(f"{args.topology}-timeline.svg")
-    draw(timeline.history, output, f"Rekindle: {args.topology}", timeline.axis_label)
-    print(f"{output}: {len(timeline.history.queries())} queries, {timeline.axis_label}")
+    draw(timeline.history, output, f"Rekindle: {args.topology}", timeline.time_axis)
+    print(f"{output}: {len(timeline.history.queries())} queries, {timeline.time_axis}")
     return 0

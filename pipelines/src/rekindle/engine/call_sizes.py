@@ -95,7 +95,7 @@ class CallSizes:
         or for a column that is too large for Arrow."""
         check_size(describe(epoch), epoch.nbytes, self.memory)
         for table in epoch.inputs:
-            check_columns(epoch.epoch, table)
+            check_column_sizes(epoch.epoch, table)
 
     def _too_large(self, epoch: EpochInput, error: str) -> str:
         heap = self.memory.heap_bytes // MIB
@@ -118,7 +118,7 @@ def check_size(what: str, size: int, memory: MemoryPlan) -> None:
     )
 
 
-def check_columns(epoch: int, table: pa.Table) -> None:
+def check_column_sizes(epoch: int, table: pa.Table) -> None:
     """Raises EpochTooLarge for a column that Arrow cannot hold in one array."""
     if table.nbytes <= COLUMN_BYTES:
         return

@@ -69,7 +69,7 @@ class Chain(Protocol):
         """By window operator; updated in place."""
         ...
 
-    def align_state(self, state: State) -> State:
+    def match_columns(self, state: State) -> State:
         """Saved state with this chain's columns, matched by name. Raises StateMismatch."""
         ...
 

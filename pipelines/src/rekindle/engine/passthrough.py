@@ -24,7 +24,7 @@ class PassThroughChain:
     def dropped(self) -> Mapping[str, DroppedRows]:
         return {}
 
-    def align_state(self, state: State) -> State:
+    def match_columns(self, state: State) -> State:
         return state
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:

@@ -107,7 +107,7 @@ def advance(
     return AdvanceResult(state, closed.sorted(), late, null_event_time)
 
 
-def align_state(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
+def match_columns(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
     """The saved state with its columns in the order of `shape`, matched by name. Raises
     StateMismatch if a column is missing, unknown or of another type."""
     names = shape.run_shape.schema.names

@@ -1,8 +1,8 @@
 """The hash exchange: groups an epoch by the shares of the consumer partitions, at the producer.
 
 In Flux the producer routes by hash; here the stream server does, so that each consumer gets only
-its rows, in row order, and all consumers with the same key share one group. A pure function of the
-rows; does not know transport, replicas or time.
+its rows, in row order, and consumers with the same `keyBy` and partitions use one grouped table. A
+pure function of the rows; does not know transport, replicas or time.
 
 Design: docs/design/streams.md#exchange.
 Paper: Flux (Shah et al. 2004), section 4.1.

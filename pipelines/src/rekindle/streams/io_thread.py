@@ -1,8 +1,8 @@
 """Threads for I/O: one that runs an event loop, and one for calls that block.
 
-All pulls of a task run in one event loop, and all connections of its log server in another. Such a
-thread should never end by itself: if it does, `on_death` is called, since otherwise it would not be
-noticed that nothing is read or served any more. Knows neither streams nor HTTP.
+All pulls of a task run in one event loop, and all connections of its stream server in another. Such
+a thread should never end by itself: if it does, `on_death` is called, since otherwise nobody would
+notice that nothing is read or served any more. Knows neither streams nor HTTP.
 
 Design: docs/design/task.md#threads.
 """

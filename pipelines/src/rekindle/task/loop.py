@@ -17,7 +17,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rekindle.engine.bounds import CallBounds
-from rekindle.engine.call_sizes import CallSizes, check_columns
+from rekindle.engine.call_sizes import CallSizes, check_column_sizes
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
@@ -272,7 +272,7 @@ class EpochLoop:
     def _append_tentative(self, request: AppendTentative) -> LoopEvent:
         assert self._branches is not None, "only branches give tentative epochs"
         try:
-            check_columns(request.output.epoch, request.output.rows)
+            check_column_sizes(request.output.epoch, request.output.rows)
             self._branches.append(request.attempt, request.output)
         except Exception as error:
             return TentativeFailed(str(error))
@@ -287,7 +287,7 @@ class EpochLoop:
     def _append_epoch(self, output: EpochOutput) -> EpochsAppended:
         batch = self._compared
         if batch is None or batch.epoch != output.epoch:
-            check_columns(output.epoch, output.rows)
+            check_column_sizes(output.epoch, output.rows)
             digest = digest_table(output.rows)
             batch = EpochBatch(
                 self._log.stream,

@@ -197,7 +197,7 @@ class Startup:
     def _complete(self) -> Prepared:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
-        state = replace(restored, operators=chain.align_state(restored.operators))
+        state = replace(restored, operators=chain.match_columns(restored.operators))
         moved, written_through = self._installed, state.epoch
         self._state = self._installed = None  # they would keep runs that the task drops later
         if moved is not None:

@@ -35,7 +35,8 @@ _log = logging.getLogger(__name__)
 
 
 class TaskStore:
-    """Implements `EntryStore` and `Spill`. Raises StoreError while the store is missing."""
+    """Implements `task.saver.EntryStore` and `streams.log.Spill`. Raises StoreError while the store
+    is missing."""
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config

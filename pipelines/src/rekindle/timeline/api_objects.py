@@ -58,7 +58,7 @@ class Timeline:
     since_creation: bool
 
     @property
-    def axis_label(self) -> str:
+    def time_axis(self) -> str:
         if self.since_creation:
             return "seconds since the topology was created"
         return f"seconds since {self.began:%Y-%m-%d %H:%M:%S} UTC"

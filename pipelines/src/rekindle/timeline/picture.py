@@ -39,9 +39,9 @@ def label_positions(times: Sequence[float], width: float) -> list[float]:
 
 
 def draw(
-    history: History, path: Path, title: str, axis_label: str = "seconds since kubectl apply"
+    history: History, path: Path, title: str, time_axis: str = "seconds since kubectl apply"
 ) -> None:
-    """Write the timeline to `path` (.svg or .png). `axis_label` says when the history began."""
+    """Write the timeline to `path` (.svg or .png). `time_axis` says when the history began."""
     queries = history.queries()
     figure = Figure(figsize=(11, 1.8 + 0.7 * len(queries)))
     axes = figure.add_subplot()
@@ -63,7 +63,7 @@ def draw(
     axes.set_ylim(-0.6, len(queries) - 0.4)
     axes.invert_yaxis()
     axes.set_xlim(0, history.ended_s)
-    axes.set_xlabel(axis_label)
+    axes.set_xlabel(time_axis)
     axes.set_title(title, pad=60, fontsize=11, loc="left")
     used = {c.state for c in history.changes}
     axes.legend(

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import node_view, pod_view, rfc3339
 from rekindle_operator.cluster.model import NodeView, PodView
-from rekindle_testing.fixtures.placement import allows, has_other_replica
+from rekindle_testing.fixtures.placement import has_other_replica, node_affinity_allows
 from rekindle_testing.simulation.kube.node import Node
-from rekindle_testing.simulation.kube.objects import NODES, PODS, WALL_S, ApiObjects, Json
+from rekindle_testing.simulation.kube.objects import BEGIN_UNIX_S, NODES, PODS, ApiObjects, Json
 from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.scheduler import Scheduler
 
@@ -81,7 +81,7 @@ class ControlPlane:
                 self._server.objects.change(PODS, raw, spec={**spec, "nodeName": node})
 
     def _fits(self, raw: Json, node: NodeView) -> bool:
-        if not node.ready or node.cordoned or not allows(raw, node.name):
+        if not node.ready or node.cordoned or not node_affinity_allows(raw, node.name):
             return False
         pod = self._views.pod(raw)
         here = [p for p in self._views.pods() if p.node == node.name and not p.ended]
@@ -121,6 +121,6 @@ class ControlPlane:
 def _set_ready(objects: ApiObjects, plural: str, raw: Json, status: str, now: float) -> None:
     (known,) = raw["status"]["conditions"]
     if known["status"] != status:
-        at = rfc3339(WALL_S + now)
+        at = rfc3339(BEGIN_UNIX_S + now)
         ready = {"type": "Ready", "status": status, "lastTransitionTime": at}
         objects.change(plural, raw, status={**raw["status"], "conditions": [ready]})

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rekindle_operator.cluster.convert import rfc3339
-from rekindle_testing.simulation.kube.objects import NODES, PODS, WALL_S, Json
+from rekindle_testing.simulation.kube.objects import BEGIN_UNIX_S, NODES, PODS, Json
 from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
 from rekindle_testing.simulation.pod import SimulatedPod
@@ -132,7 +132,7 @@ class Node:
 
 
 def _node_json(name: str, kubelet: str, allocatable: Json, now: float) -> Json:
-    ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(WALL_S + now)}
+    ready = {"type": "Ready", "status": "True", "lastTransitionTime": rfc3339(BEGIN_UNIX_S + now)}
     return {
         "kind": "Node",
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}},
@@ -152,7 +152,7 @@ def _pod_status(raw: Json, pod: SimulatedPod[Any], now: float) -> Json:
     ready = "True" if pod.is_ready else "False"
     known = next((c for c in before.get("conditions") or () if c["type"] == "Ready"), None)
     if known is None or known["status"] != ready:
-        at = rfc3339(WALL_S + now)
+        at = rfc3339(BEGIN_UNIX_S + now)
         known = {"type": "Ready", "status": ready, "lastTransitionTime": at}
     container = {
         "name": raw["spec"]["containers"][0]["name"],
@@ -162,7 +162,7 @@ def _pod_status(raw: Json, pod: SimulatedPod[Any], now: float) -> Json:
     }
     return {
         "phase": "Running" if running else "Pending",
-        "startTime": before.get("startTime") or rfc3339(WALL_S + now),
+        "startTime": before.get("startTime") or rfc3339(BEGIN_UNIX_S + now),
         "podIP": pod.address,
         "conditions": [known],
         **({"containerStatuses": [container]} if running else {}),

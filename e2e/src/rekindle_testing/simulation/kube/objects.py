@@ -19,7 +19,7 @@ from rekindle_operator.cluster.convert import rfc3339
 Json = dict[str, Any]
 Key = tuple[str, str]
 
-WALL_S = 1_800_000_000.0
+BEGIN_UNIX_S = 1_800_000_000.0
 """Unix time at which a simulation begins, in seconds."""
 PODS, NODES, LEASES, RECORDS, TOPOLOGIES = (
     "pods",
@@ -87,7 +87,7 @@ class ApiObjects:
         version = self.version + 1
         created = {
             "uid": f"uid-{version}",
-            "creationTimestamp": rfc3339(WALL_S + self._now()),
+            "creationTimestamp": rfc3339(BEGIN_UNIX_S + self._now()),
             **meta,
         }
         return self._store(plural, ADDED, {**raw, "metadata": created})
@@ -103,7 +103,7 @@ class ApiObjects:
 
     def mark_deleted(self, plural: str, raw: Json) -> Json:
         """A kubelet ends the pod, and removes the object then."""
-        marked = {"deletionTimestamp": rfc3339(WALL_S + self._now())}
+        marked = {"deletionTimestamp": rfc3339(BEGIN_UNIX_S + self._now())}
         return self.change(plural, raw, metadata=marked)
 
     def _store(self, plural: str, kind: str, raw: Json) -> Json:

@@ -26,13 +26,13 @@ from rekindle_operator.probe import start_due_probes
 from rekindle_operator.settings import Election, Settings
 from rekindle_operator.uncached_check import UncachedCheck
 from rekindle_testing.simulation.kube.objects import (
+    BEGIN_UNIX_S,
     DELETED,
     LEASES,
     NODES,
     PODS,
     RECORDS,
     TOPOLOGIES,
-    WALL_S,
     ApiEvent,
     ApiRequest,
 )
@@ -75,7 +75,9 @@ class OperatorReplica:
         self._network = network
         self._server = server
         settings = replace(settings, election=Election(identity=host))
-        self._clock = SteadyClock(lambda: WALL_S + scheduler.now + skew_s, lambda: scheduler.now)
+        self._clock = SteadyClock(
+            lambda: BEGIN_UNIX_S + scheduler.now + skew_s, lambda: scheduler.now
+        )
         self._timing = settings.timing
         self._api = SimulatedClient(
             self.process, network, lambda: self._control, lambda request: on_write(self, request)

@@ -176,7 +176,7 @@ class DigestComparison:
         for partition in [p for p in self._disputes if replicas.get(p, 0) < 2]:
             started = {*self._records.get(partition, {}), *self._restarts}
             if self._is_alone(partition, started):
-                self._end(partition, DisputeEvent.NOT_COMPARED)
+                self._end(partition, DisputeEvent.SINGLE_REPLICA)
 
     def committed(self, computation: Computation, epoch: int) -> None:
         """The newest committed checkpoint has the state that this computation saved after an epoch:
@@ -411,7 +411,7 @@ class DigestComparison:
         """Only one is left, and it has computed again. If it repeats itself, its results are
         accepted, as those of any single replica; if not, a new incarnation of it decides."""
         if computation.slot in dispute.repeated:
-            self._end(dispute.partition, DisputeEvent.NOT_COMPARED)
+            self._end(dispute.partition, DisputeEvent.SINGLE_REPLICA)
             return
         self._disputes[dispute.partition] = dispute.with_replaced(computation)
         what = "its results contradict each other; it is replaced"
@@ -550,7 +550,7 @@ class DigestComparison:
         own = [
             earlier
             for other, earlier in dispute.results
-            if dispute.is_repetition(other, computation)
+            if dispute.may_share_node(other, computation)
         ]
         if any(found.agrees(digests, dispute.digest_name) for digests in own):
             self._continue(dispute.with_repetition(computation, found))
@@ -569,7 +569,7 @@ class DigestComparison:
         elif wrong:
             self._continue(dispute.with_difference(computation, found, own))
         elif not any(dispute.is_party(r.computation) for r in self._records[partition].values()):
-            self._end(partition, DisputeEvent.NOT_COMPARABLE)
+            self._end(partition, DisputeEvent.NO_COMMON_BASE)
 
     def _is_complete(self, found: EpochDigests, dispute: Dispute, computation: Computation) -> bool:
         """Whether a result has the digest in which others differ. A state is saved some epochs

@@ -38,16 +38,16 @@ class DisputeEvent(StrEnum):
     MATCHED_NONE = "a new result differs from all"
     SUPERSEDED = "a committed checkpoint is beyond the epoch, and parties compute again from it"
     DISCARDED = "results count no more, since they may come from a wrong input"
-    NOT_COMPARED = "the partition has one replica"
-    NOT_COMPARABLE = "all computed again, from a checkpoint with another base of chained digests"
+    SINGLE_REPLICA = "the partition has one replica"
+    NO_COMMON_BASE = "all computed again, from a checkpoint with another base of chained digests"
     PARTIES_GONE = "all parties ended"
 
 
 _ENDINGS = {
     DisputeEvent.MATCHED: DisputePhase.DECIDED,
     DisputeEvent.SUPERSEDED: DisputePhase.DISSOLVED,
-    DisputeEvent.NOT_COMPARED: DisputePhase.DISSOLVED,
-    DisputeEvent.NOT_COMPARABLE: DisputePhase.DISSOLVED,
+    DisputeEvent.SINGLE_REPLICA: DisputePhase.DISSOLVED,
+    DisputeEvent.NO_COMMON_BASE: DisputePhase.DISSOLVED,
 }
 
 TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
@@ -101,7 +101,7 @@ class Dispute:
     def is_party(self, computation: Computation) -> bool:
         return any(computation == other for other, _ in self.results)
 
-    def is_repetition(self, earlier: Computation, later: Computation) -> bool:
+    def may_share_node(self, earlier: Computation, later: Computation) -> bool:
         """Whether both may have run on the same node. If the nodes are not known: they are of one
         slot, and no incarnation between them was replaced because of this dispute."""
         if earlier.node is not None and later.node is not None:
@@ -154,8 +154,8 @@ class Dispute:
         hear of a replica that repeats its result before it hears of the other one."""
         (first, _), *others = self.results
         return not others or (
-            not self.is_repetition(first, computation)
-            and all(self.is_repetition(first, other) for other, _ in others)
+            not self.may_share_node(first, computation)
+            and all(self.may_share_node(first, other) for other, _ in others)
         )
 
     def with_difference(

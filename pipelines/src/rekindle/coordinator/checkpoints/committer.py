@@ -50,7 +50,7 @@ AGREEMENT_WAIT_EPOCHS = 16
 """A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 _PROBLEM_KINDS = {
     CommitEvent.STORE_FAILED: CheckpointProblemKind.STORE_UNAVAILABLE,
-    CommitEvent.WRONG_STORE: CheckpointProblemKind.STORE_UNAVAILABLE,
+    CommitEvent.MANIFEST_MISSING: CheckpointProblemKind.STORE_UNAVAILABLE,
     CommitEvent.ENTRIES_REFUSED: CheckpointProblemKind.ENTRIES_REFUSED,
 }
 
@@ -290,7 +290,7 @@ class Committer:
             return []
         if self.newest is None and inputs.started:
             message = _NO_MANIFEST.format(task=inputs.started[0])
-            return self._retry_later(CommitEvent.WRONG_STORE, message, now)
+            return self._retry_later(CommitEvent.MANIFEST_MISSING, message, now)
         proposal = self._propose(inputs, now)
         if proposal is None:
             return self._collect_garbage_when_due(

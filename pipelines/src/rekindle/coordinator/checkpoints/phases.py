@@ -31,7 +31,7 @@ class CommitEvent(StrEnum):
     RACE_LOST = "race lost"  # abandoned: another coordinator wrote this number
     ENTRIES_REFUSED = "entries refused"  # abandoned: states are missing in the store
     STORE_FAILED = "store failed"  # abandoned, or committed: a read will show
-    WRONG_STORE = "store refused"  # this is not the store that the topology has run with
+    MANIFEST_MISSING = "manifest missing"  # but tasks have started: it is another store
 
 
 TRANSITIONS: Table[CommitPhase, CommitEvent] = {
@@ -44,7 +44,7 @@ TRANSITIONS: Table[CommitPhase, CommitEvent] = {
     },
     CommitPhase.READY: {
         CommitEvent.PROPOSED: CommitPhase.WRITING,
-        CommitEvent.WRONG_STORE: CommitPhase.UNREAD,
+        CommitEvent.MANIFEST_MISSING: CommitPhase.UNREAD,
     },
     CommitPhase.WRITING: {
         CommitEvent.COMMITTED: CommitPhase.READY,

@@ -31,7 +31,8 @@ class ReplicaView:
     before its first response.
 
     `serves`: readers may read from it; assumed of one that was once ready and has not responded.
-    `trusted`: it is no party to a dispute and has not diverged. `retiring`: it is to be replaced
+    `engine`: its engine's version. `trusted`: it is no party to a dispute and has not diverged.
+    `retiring`: it is to be replaced
     and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
     epoch of the state with which this boot started; None while it has none. `log_base`: the lowest
     epoch of its output log; None if it is not known. `holds`: of sessions, on its output log

@@ -37,7 +37,7 @@ class ApiError(RekindleError):
         self.message = message
 
 
-RETRIABLE_ERRORS = (ApiError, OSError, TimeoutError, aiohttp.ClientError, ValueError)
+CALL_ERRORS = (ApiError, OSError, TimeoutError, aiohttp.ClientError, ValueError)
 """Errors of calls while the API server is unreachable, starting or restarting."""
 
 # With jitter, so that coordinators do not all retry at the same time.

@@ -85,7 +85,7 @@ def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
 
 
 def data_plane_document(report: Report) -> Json:
-    """`status.dataPlane`, without unknown fields."""
+    """`status.dataPlane`, without fields whose value is None."""
     document = {
         "fence": report.fence,
         "tasks": [_task(task) for task in report.tasks],

@@ -103,7 +103,7 @@ class Process:
             self.feed,
             valid_report_number=lambda: self._status.valid_report_number,
             suspecting=lambda: any(task.suspected for task in self.core.membership),
-            may_poll=lambda: self.core.generation is not None,
+            knows_generation=lambda: self.core.generation is not None,
         )
 
     def stop(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from rekindle import names
 from rekindle.backoff import Backoff
 from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
-from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
+from rekindle.coordinator.shell.kube import API_BACKOFF, CALL_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.shell.watching import EventHandler
@@ -39,7 +39,7 @@ async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
     )
     try:
         found = await api.get(path)
-    except RETRIABLE_ERRORS as error:
+    except CALL_ERRORS as error:
         raise StoreError(
             f"not opened yet: the topology's status cannot be read: {error!r}"
         ) from error
@@ -89,7 +89,7 @@ class StatusWriter:
             except ApiError as error:
                 _log.warning("status: %s", error)
                 self._feed(ProblemChanged("status", f"status.dataPlane was refused: {error}"))
-            except RETRIABLE_ERRORS as error:
+            except CALL_ERRORS as error:
                 _log.warning("status: %r", error)
             self._changed.set()
             await asyncio.sleep(backoff.failed())
@@ -141,9 +141,9 @@ class LeaseKeeper:
 
     Each renewal names the report that is still valid (`valid_report_number`; None: the newest is
     not written yet). Without that, a report would seem as old as its last change. `suspecting`: a
-    task is silent; then renewals are more frequent. `may_poll`: this coordinator knows its tasks.
-    Until then, but not for longer than `lease_wait_s`, it does not take the Lease from a
-    predecessor that still works (docs/design/planned-moves.md) and reports."""
+    task is silent; then renewals are more frequent. `knows_generation`: this coordinator
+    knows its tasks. Until then, but not for longer than `lease_wait_s`, it does not take the Lease
+    from a predecessor that still works (docs/design/planned-moves.md) and reports."""
 
     def __init__(
         self,
@@ -152,11 +152,11 @@ class LeaseKeeper:
         feed: EventHandler,
         valid_report_number: Callable[[], int | None],
         suspecting: Callable[[], bool],
-        may_poll: Callable[[], bool],
+        knows_generation: Callable[[], bool],
     ) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._valid_report_number, self._suspecting = valid_report_number, suspecting
-        self._may_poll = may_poll
+        self._may_poll = knows_generation
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._path = f"{self._collection}/{settings.topology}-coordinator"
         self._lease: dict[str, Any] | None = None  # as last read or written, whoever holds it
@@ -170,7 +170,7 @@ class LeaseKeeper:
             try:
                 async with asyncio.timeout(self._settings.lease_timeout_s):
                     await self._renew()
-            except RETRIABLE_ERRORS as error:
+            except CALL_ERRORS as error:
                 self._lease = None
                 _log.warning("lease: %r", error)
             # A failed call must not delay the next renewal.

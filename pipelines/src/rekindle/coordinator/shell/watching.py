@@ -17,7 +17,7 @@ from rekindle import names
 from rekindle.backoff import Backoff
 from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
 from rekindle.coordinator.shell.compiling import CompilationFailed, compile_specs
-from rekindle.coordinator.shell.kube import API_BACKOFF, RETRIABLE_ERRORS, ApiError, KubeApi
+from rekindle.coordinator.shell.kube import API_BACKOFF, CALL_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.shell.objects import (
     ObjectError,
     generations_from,
@@ -51,7 +51,7 @@ class PodWatcher:
                     await self._list()
                 await self._watch(backoff)
                 backoff.succeeded()
-            except RETRIABLE_ERRORS as error:
+            except CALL_ERRORS as error:
                 if isinstance(error, ApiError) and error.status == _GONE:
                     self._version = None
                 _log.warning("pods: %r", error)
@@ -108,7 +108,7 @@ class GenerationReader:
                 self._feed(ProblemChanged("generation", None))
             except (ObjectError, CompilationFailed) as error:
                 self._feed(ProblemChanged("generation", str(error)))
-            except RETRIABLE_ERRORS as error:
+            except CALL_ERRORS as error:
                 _log.warning("ConfigMaps: %r", error)
                 await asyncio.sleep(backoff.failed())
             await asyncio.sleep(self._settings.generation_check_s)

@@ -84,7 +84,7 @@ def with_archive(spec: JvmSpec, archive: Path | None) -> JvmSpec:
     return spec
 
 
-def prepare(spec: JvmSpec, archive: Path) -> JvmSpec:
+def with_unsigned_jars(spec: JvmSpec, archive: Path) -> JvmSpec:
     """`spec` with a class path that can be archived completely: signed jars are copied unsigned,
     beside `archive`."""
     signed = [jar for jar in spec.jars if is_signed(jar)]

@@ -44,7 +44,7 @@ from rekindle.engine.state.operator import BEGIN_OF_PANES, EMPTY, OperatorState
 from rekindle.engine.state.reading import read
 from rekindle.engine.state.runs import PANE
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WindowShape, advance, align_state
+from rekindle.engine.window_state import WindowShape, advance, match_columns
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.windows.kind import END, START
@@ -143,12 +143,12 @@ class SparkChain:
     def dropped(self) -> Mapping[str, DroppedRows]:
         return self._history.dropped
 
-    def align_state(self, state: State) -> State:
+    def match_columns(self, state: State) -> State:
         """Raises StateMismatch."""
         states = dict(state.operators)
         for window, shape in self._windows():
             if window.node.id in states:
-                states[window.node.id] = align_state(
+                states[window.node.id] = match_columns(
                     shape, states[window.node.id], window.node.name
                 )
         return State(states)

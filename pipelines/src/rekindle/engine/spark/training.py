@@ -68,7 +68,7 @@ def make_archive(archive: Path) -> None:
     directory.mkdir(parents=True)
     made = directory / archive.name
     spec = session.jvm_spec()
-    prepared = cds.prepare(spec, archive)
+    prepared = cds.with_unsigned_jars(spec, archive)
     dumping_spec = replace(
         prepared, archive_flags=(f"-XX:ArchiveClassesAtExit={made}", "-Xlog:cds=error")
     )
@@ -101,7 +101,8 @@ def run_training_topology(spark: SparkSession) -> None:
         before, after = ((epoch + i) * 3_600_000_000 for i in (0, 1))
         rows = _rows(after)
         state = chain.process(state, [EpochInput(epoch, before, after, (rows,))]).state
-    # A separate frame and a shuffle, as used for plans that cannot be run twice and for many rows.
+    # A separate frame and a shuffle, as for queries that Spark plans again for each epoch, and for
+    # many rows.
     spark.createDataFrame(_rows(0)).createOrReplaceTempView("rows")
     spark.sql("SELECT k, sum(v) AS s FROM rows GROUP BY k").toArrow()
 

@@ -34,7 +34,7 @@ from rekindle.engine.state.operator import (
     pages_of,
     without_folded_deltas,
 )
-from rekindle.engine.state.remote import fetch_first
+from rekindle.engine.state.remote import prioritize
 from rekindle.engine.state.runs import (
     Int64s,
     Run,
@@ -214,7 +214,7 @@ def _live(state: OperatorState, delta: Delta) -> pa.Table:
 def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorState:
     page, through = state.pages[at], state.through[at]
     later = (delta.run for delta in state.deltas if delta.seq > through)
-    fetch_first(run for run in (page.run, *later) if run is not None)
+    prioritize(run for run in (page.run, *later) if run is not None)
     first_live = (state.first_live_pane_us, 0)
     tables = [between(page.run, first_live, None)] if page.run is not None else []
     low, high = bounds(state, at)

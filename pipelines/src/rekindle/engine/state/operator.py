@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.engine.state.remote import fetch_first
+from rekindle.engine.state.remote import prioritize
 from rekindle.engine.state.runs import BUCKETS, Int64s, Run
 
 COMPACTION_RATIO = 1.6
@@ -210,7 +210,7 @@ def drop(state: OperatorState, first_us: int) -> OperatorState:
         end = page_start(kept, 1)[0] + 1 if len(kept.pages) > 1 else END_OF_PANES
         later = [d for d in kept.deltas if d.seq > kept.through[0]]
         touched = [d for d in later if overlaps(d.run, first_us, end)]
-        fetch_first(delta.run for delta in touched)
+        prioritize(delta.run for delta in touched)
         kept.pending[0] = sum(_length(kept, delta, 0) for delta in touched)
     return without_folded_deltas(kept)
 

@@ -19,7 +19,7 @@ from rekindle.engine.state.operator import (
     page_start,
     pages_of,
 )
-from rekindle.engine.state.remote import fetch_first
+from rekindle.engine.state.remote import prioritize
 from rekindle.engine.state.runs import (
     BUCKETS,
     HASH,
@@ -62,7 +62,7 @@ def portions(
     if first >= end or not len(state.panes):
         return
     low, high = page_at(state, first, bucket=0), page_at(state, end, bucket=0)
-    fetch_first(_unavailable(state, (low, high + 1), first, end))
+    prioritize(_unavailable(state, (low, high + 1), first, end))
     for at in range(low, high + 1, READ_PAGES):
         part = (at, min(at + READ_PAGES, high + 1))
         yield _read_pages(shape, state, part, first, end, buckets)

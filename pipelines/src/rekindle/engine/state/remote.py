@@ -27,7 +27,7 @@ class RunFetcher(Protocol):
         """Return when the runs have arrived. Raises StoreError, StateLost, DiskFull."""
         ...
 
-    def fetch_first(self) -> None:
+    def prioritize(self) -> None:
         """Fetch these runs before others, because they will be read soon. Returns at once."""
         ...
 
@@ -118,9 +118,9 @@ class RemoteRun(Run):
         return self._awaited.fetcher
 
 
-def fetch_first(runs: Iterable[Run]) -> None:
+def prioritize(runs: Iterable[Run]) -> None:
     """Fetch these runs first, in this order: they will be read."""
     fetchers = (run.fetcher for run in runs if isinstance(run, RemoteRun))
     distinct = dict.fromkeys(fetcher for fetcher in fetchers if fetcher is not None)
     for fetcher in reversed(distinct):  # each call puts its runs before all others
-        fetcher.fetch_first()
+        fetcher.prioritize()

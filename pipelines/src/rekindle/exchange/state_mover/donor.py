@@ -176,8 +176,9 @@ DonorEffect = PinSnapshot | UnpinSnapshot | ReadChunk | Reply
 
 @dataclass(slots=True)
 class _DonorSession:
-    """One session at the donor. `needed`: as in `messages.Order`. `prepared`: runs that the shell
-    has read for the offer. `reading`: numbers of the chunks that the shell reads."""
+    """One session at the donor. `needed`: the first epoch that all upstream logs still have.
+    `prepared`: runs that the shell has read for the offer. `reading`: numbers of the chunks that
+    the shell reads."""
 
     session: Session
     needed: int

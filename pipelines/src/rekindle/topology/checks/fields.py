@@ -51,7 +51,7 @@ _MERGED_FIELDS: dict[tuple[str, ...], tuple[str, ...]] = {
     (): ("metadata", "spec"),
     ("metadata",): ("labels", "annotations"),
 }
-"""Fields of `podTemplate` that are merged into the operator's pod, by the path of their object."""
+"""Fields of `podTemplate` that are merged into the pods of tasks, by the path of their object."""
 _MERGED_PATHS = tuple((*path, field) for path, fields in _MERGED_FIELDS.items() for field in fields)
 
 

@@ -65,7 +65,7 @@ def _ageless(as_of: Any) -> Any:
     return wrong
 
 
-EVIDENCE_MUTANTS: Mapping[str, Mutant] = {
+BELIEF_MUTANTS: Mapping[str, Mutant] = {
     "watermarks follow the order of arrival": replaced(SUnion, "add", _watermark_by_arrival),
     "epochs count as received before they are": replaced(
         retention.Progress, "of", _received_before_it_is
