@@ -661,7 +661,7 @@ def test_no_history_of_cordons_deletes_the_last_live_replica(steps: Any) -> None
 def test_a_replica_has_two_numbers(replica: int) -> None:
     slot = Slot("s", 0, replica)
     assert slot.alternate.alternate == slot
-    assert slot.alternate.index == slot.index == replica
+    assert slot.alternate.replica_index == slot.replica_index == replica
 
 
 def test_a_refused_successor_takes_one_incarnation(running: ModelCluster) -> None:

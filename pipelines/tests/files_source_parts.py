@@ -32,10 +32,10 @@ def source_of(
     schema: pa.Schema = SCHEMA,
     lateness: str = "0s",
     partition: tuple[int, int] = (0, 1),
-    verifies: bool = True,
+    verifies_checksums: bool = True,
     **files: Any,
 ) -> FilesSource:
-    """`partition`: its number, and how many there are. `verifies`: each cut verifies a checksum."""
+    """`partition`: its number, and how many there are. `verifies_checksums`: each cut verifies one."""
     spec = {
         "name": "s",
         "schema": "-",
@@ -56,7 +56,12 @@ def source_of(
         partitions=partition[1],
     )
     opened = open_source(
-        source, node, SECOND, tmp / "work", partition=partition[0], verifies=verifies
+        source,
+        node,
+        SECOND,
+        tmp / "work",
+        partition=partition[0],
+        verifies_checksums=verifies_checksums,
     )
     assert isinstance(opened, FilesSource)
     return opened

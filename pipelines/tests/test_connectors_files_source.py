@@ -134,7 +134,7 @@ def test_memory_does_not_grow_with_an_input_in_order(
     )
     columns = topology_schema(SCHEMA)
     job = PreparationJob(
-        "s", files, columns, "t", None, SECOND // 10, 0, partitions, verifies=False
+        "s", files, columns, "t", None, SECOND // 10, 0, partitions, verifies_checksums=False
     )
     table = pa.table({"t": times})
     units = [files_index.Unit("in", n, 1000, n % partitions == 0) for n in range(1000)]
@@ -445,7 +445,7 @@ def test_rows_that_are_not_verified_are_the_same(tmp_path: Path, format: str) ->
         pq.write_table(table.cast(SCHEMA), tmp_path / "in.parquet")
         url = f"file://{tmp_path}/in.parquet"
     one = source_of(tmp_path, url, format=format)
-    other = source_of(tmp_path, url, verifies=False, format=format)
+    other = source_of(tmp_path, url, verifies_checksums=False, format=format)
     assert one.last_epoch == other.last_epoch == 2
     assert [one.cut(epoch) for epoch in range(4)] == [other.cut(epoch) for epoch in range(4)]
     assert one.input_files
@@ -468,7 +468,7 @@ def test_an_unverified_input_that_changes_while_it_is_read_is_refused(
         table = pa.table({"k": ["0", "1", "2"], "v": [1.0] * 3, "t": times})
         pq.write_table(table.cast(SCHEMA), tmp_path / "in.parquet")
         url = f"file://{tmp_path}/in.parquet"
-    source = source_of(tmp_path, url, verifies=False, format=format)
+    source = source_of(tmp_path, url, verifies_checksums=False, format=format)
     assert values_of_k(source, 0) == ["0"]
     os.utime(url.removeprefix("file://"), ns=(0, 0))
     assert values_of_k(source, 1) == ["1"]

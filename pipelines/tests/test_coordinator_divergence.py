@@ -874,7 +874,7 @@ def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
 def test_a_faulty_node_is_not_trusted_because_its_replica_was_replaced() -> None:
     """Replica 1 is on it, and so is the first pod that replaces it."""
     world = started()
-    world.nodes = {slot: f"node-{slot.index}" for slot in REPLICAS}
+    world.nodes = {slot: f"node-{slot.replica_index}" for slot in REPLICAS}
     world.list_pods()
     world.tasks[REPLICAS[1]].corruption = "!"
     replaced = []
@@ -884,7 +884,7 @@ def test_a_faulty_node_is_not_trusted_because_its_replica_was_replaced() -> None
             replaced.append(key)
             slot = next(slot for slot in REPLICAS if slot.key == key)
             is_another = len(replaced) > 1
-            world.nodes[slot] = "node-2" if is_another else f"node-{slot.index}"
+            world.nodes[slot] = "node-2" if is_another else f"node-{slot.replica_index}"
             world.start_task(slot).corruption = "" if is_another else "!"
     assert replaced == [REPLICAS[1].key] * 2
     assert world.reports[-1]["inconsistent"] == []

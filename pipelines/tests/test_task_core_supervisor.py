@@ -163,7 +163,7 @@ def test_a_log_that_may_be_wrong_is_discarded_before_the_end(moves: list[str]) -
 @given(HISTORIES)
 def test_a_failure_ends_when_it_is_reported_or_in_time(moves: list[str]) -> None:
     process = play(moves)
-    if process.core.phase is ProcessPhase.REPORTING:
+    if process.core.phase is ProcessPhase.FAILED_UNREPORTED:
         process.now += REPORT_FAILURE_S
         process.step(Woken())
         assert process.core.ended
@@ -200,7 +200,7 @@ def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
 def test_a_task_whose_results_differ_each_time_stays() -> None:
     """Its next boot would only fail again: it stays until it has to stop or to compute again."""
     process = play(["restore", "start", "fail_permanently", "report", "pass_time", "pass_time"])
-    assert process.core.phase is ProcessPhase.STAYING
+    assert process.core.phase is ProcessPhase.FAILED_REPORTED
     process.recompute()
     assert process.core.ended
 

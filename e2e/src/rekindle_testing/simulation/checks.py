@@ -19,8 +19,8 @@ from rekindle_testing.simulation.wrong_results import WrongResults
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.movement import MovedState
-    from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
     from rekindle_testing.simulation.pod import TaskPod
+    from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
     from rekindle_testing.simulation.wrong_result_checks import WrongResultChecks
 
 

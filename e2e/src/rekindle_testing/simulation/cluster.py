@@ -31,10 +31,10 @@ from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.operator.replica import OperatorReplica
 from rekindle_testing.simulation.operator_checks import OperatorChecks
-from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.pod import CoordinatorPod, SimulatedPod, TaskPod
 from rekindle_testing.simulation.scheduler import Scheduler
 from rekindle_testing.simulation.silence import FaultCount
+from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
 from rekindle_testing.simulation.values import Expected

@@ -42,8 +42,8 @@ from rekindle_testing.simulation.coordinator_api import (
 )
 from rekindle_testing.simulation.kube.server import ApiServer
 from rekindle_testing.simulation.network import STORE, Network, Refused, Reply, TimedOut
-from rekindle_testing.simulation.outside import Down, SimulatedStore
 from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.store_and_sinks import Down, SimulatedStore
 
 _POLL_INTERVAL_S = 0.25
 _POLL_DEADLINE_S = 1.0

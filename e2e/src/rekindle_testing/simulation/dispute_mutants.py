@@ -17,7 +17,7 @@ def _first_is_believed(witnesses: Any) -> Any:
 
     def wrong(self: DigestComparison, partition: Any, group: Any) -> int:
         found: int = witnesses(self, partition, group)
-        return found + 2 * any(computation.slot.index == 0 for computation, _ in group)
+        return found + 2 * any(computation.slot.replica_index == 0 for computation, _ in group)
 
     return wrong
 

@@ -26,7 +26,7 @@ from rekindle.task.core.inputs import StreamsCore
 from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
-from rekindle_testing.simulation import outside
+from rekindle_testing.simulation import store_and_sinks
 from rekindle_testing.simulation.belief_mutants import BELIEF_MUTANTS
 from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
@@ -202,7 +202,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a state is saved under another epoch": replaced(LoopCore, "_call_completed", _saves_too_late),
     "inputs are merged in the order of arrival": replaced(SUnion, "add", _merges_by_arrival),
     "garbage collection keeps only the newest entries": replaced(
-        outside, "needed_entries", _keeps_newest_only
+        store_and_sinks, "needed_entries", _keeps_newest_only
     ),
     "a restarted task gets the restore point of its last boot": replaced(
         desired_state.DesiredState, "fields_of", _restores_again

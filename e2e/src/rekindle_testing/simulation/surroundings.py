@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from rekindle.topology.model import Topology
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.network import Network
-from rekindle_testing.simulation.outside import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.scheduler import Scheduler
+from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.wrong_results import WrongResults
 
 

@@ -97,11 +97,11 @@ from rekindle_testing.simulation.movement import (
     SimulatedMover,
 )
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
-from rekindle_testing.simulation.outside import Down
 from rekindle_testing.simulation.reading import ReadRequest
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.serving import LogServer
 from rekindle_testing.simulation.sink_calls import SinkCalls
+from rekindle_testing.simulation.store_and_sinks import Down
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.tentative import TentativeResults
 from rekindle_testing.simulation.values import FoldedState, fold_input, rows_of, values_in

@@ -23,14 +23,15 @@ from rekindle_operator.resources.coordinator import COORDINATOR_REQUESTS
 
 def measure_capacity(
     pass_inputs: PassInputs,
-    cancelled: Collection[str],
+    deleted: Collection[str],
     coordinators: Iterable[Manifest],
 ) -> Capacity:
     """The capacity that is left. It is reduced by bound pods of any owner until they are gone, by
     pods whose gate is open but that are not bound yet, and by coordinators that the scheduler has
     yet to place.
 
-    `cancelled`: uids of pods whose reservation this pass cancels. `coordinators`: those that this
+    `deleted`: uids of pods that this pass deletes without a failure; those that are not bound take
+    no capacity any more. `coordinators`: those that this
     pass creates.
     """
     used: dict[str, list[PodView]] = defaultdict(list)
@@ -38,7 +39,7 @@ def measure_capacity(
     unplaced = [_from_coordinator(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
         node = _node_used_by(pod)
-        if pod.ended or (pod.node is None and pod.uid in cancelled):
+        if pod.ended or (pod.node is None and pod.uid in deleted):
             continue
         if node is not None:
             used[node].append(pod)
@@ -50,7 +51,7 @@ def measure_capacity(
     for name, view in losses.usable_nodes.items():
         here = used.get(name, [])
         replicas = frozenset(
-            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.index)
+            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica_index)
             for p in here
             if p.role == ROLE_TASK and p.slot is not None
         )

@@ -157,7 +157,7 @@ def _choose(
         return (old, new) if old.loss is None else (new, old)
     if _leaves(old, leaving) and _has_no_node(context, new):
         others = partners.get((old.slot.segment, old.slot.partition), ())
-        others = [s for s in others if s.slot.index != old.slot.index]
+        others = [s for s in others if s.slot.replica_index != old.slot.replica_index]
         old_goes = gates_may_open and any(may_replace(context, s, old.pod) for s in others)
     elif _leaves(old, leaving) is _leaves(new, leaving):
         is_live = replica_state(context, old) is ReplicaState.LIVE

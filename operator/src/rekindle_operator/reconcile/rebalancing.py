@@ -217,7 +217,7 @@ def begin_move(
             pods_to_place[slot.segment],
             key=f"{uid}/{slot.key}",
             group=partition_key(uid, slot),
-            replica=slot.index,
+            replica=slot.replica_index,
         )
         tasks.append(MovableTask(pod.node, pod.requests, to_place))
         running[to_place.key] = state

@@ -183,7 +183,7 @@ def build_index(job: PreparationJob, input: OrderedInput, rows: Rows) -> pa.Tabl
     newest.append(np.array([times.newest], dtype=np.int64))
     columns = [np.concatenate(numbers), np.concatenate(first), np.concatenate(newest)[1:]]
     count = len(columns[0])
-    sums = rows.checksums(columns[1]) if job.verifies else np.zeros(count, dtype=np.int64)
+    sums = rows.checksums(columns[1]) if job.verifies_checksums else np.zeros(count, dtype=np.int64)
     return pa.table([*columns, sums], schema=_INDEX)
 
 

@@ -40,7 +40,7 @@ class PreparationJob:
     epoch_interval_us: int
     partition: int = 0
     partitions: int = 1
-    verifies: bool = True
+    verifies_checksums: bool = True
     """Whether rows have checksums, and files digests (`SourceContext`)."""
 
     @property
@@ -132,6 +132,6 @@ def fingerprint(job: PreparationJob, found: list[FoundFile]) -> str:
         "interval_us": job.epoch_interval_us,
         "partition": [job.partition, job.partitions],
     }
-    if not job.verifies:
+    if not job.verifies_checksums:
         parts["verified"] = False
     return hashlib.blake2b(to_json(parts), digest_size=8).hexdigest()

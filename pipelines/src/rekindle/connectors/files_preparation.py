@@ -158,12 +158,12 @@ def _index_in_place(
     job: PreparationJob, fs: Any, found: list[FoundFile], temporary: _TemporaryFiles
 ) -> pa.Table | None:
     """The index of input that can be read in place; None for other input. Text without
-    checksums (`verifies` is False: a reference execution) is not read in place: it would be parsed
-    twice, for the index and for the rows."""
+    checksums (`verifies_checksums` is False: a reference execution) is not read in place: it would
+    be parsed twice, for the index and for the rows."""
     in_place = None
     if job.files.format == "parquet":
         in_place = _parquet_in_place(job, fs, found, temporary.path("keys"))
-    elif job.verifies:
+    elif job.verifies_checksums:
         in_place = _text_in_place(job, fs, found, temporary.path("keys"))
     if in_place is None:
         return None
@@ -334,7 +334,7 @@ def _read_keys(
 
 
 def _identify(job: PreparationJob, fs: Any, found: list[FoundFile]) -> bytes:
-    input_files = identify(fs, [file.path for file in found if job.verifies], job.name)
+    input_files = identify(fs, [file.path for file in found if job.verifies_checksums], job.name)
     require_unchanged(job, found)
     return encode_input_files(input_files)
 

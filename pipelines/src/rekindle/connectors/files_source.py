@@ -62,7 +62,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         context.epoch_interval_us,
         context.partition,
         node.partitions,
-        context.verifies,
+        context.verifies_checksums,
     )
     require_replay_options(job)
     fs, found = find_files(job.files.url, job.name)
@@ -114,9 +114,9 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
 
 class FilesSource:
     """A prepared input. `repair` prepares it again if its bytes are damaged; `require_unchanged`
-    raises SourceFailed if a file has another size or time. `verifies`: each cut verifies the
-    checksum of its rows. Otherwise (reference execution) only the last cut checks that the files'
-    sizes and times are the same."""
+    raises SourceFailed if a file has another size or time. `verifies_checksums`: each cut
+    verifies the checksum of its rows. Otherwise (reference execution) only the last cut checks that
+    the files' sizes and times are the same."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class FilesSource:
         require_unchanged: Callable[[], None],
     ) -> None:
         self._name = job.name
-        self._verifies = job.verifies
+        self._verifies_checksums = job.verifies_checksums
         self._lateness_us = lateness_us
         self._open_rows = open_rows
         self._repair = repair
@@ -167,7 +167,7 @@ class FilesSource:
         rows = self._undamaged_rows(at)
         if rows is None:
             rows = self._repaired(epoch, at)
-        if not self._verifies and epoch == self.last_epoch:
+        if not self._verifies_checksums and epoch == self.last_epoch:
             self._require_unchanged()
         return SourceCut(rows, self._watermark(epoch, at))
 
@@ -178,7 +178,7 @@ class FilesSource:
             rows = self._rows.slice(start, end - start)
         except DamagedRows:
             return None
-        if self._verifies and self._rows.checksum(rows) != self._checksums[at]:
+        if self._verifies_checksums and self._rows.checksum(rows) != self._checksums[at]:
             return None
         return rows
 

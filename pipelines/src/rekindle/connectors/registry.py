@@ -31,12 +31,12 @@ def open_source(
     memory: MemoryPlan | None = None,
     partition: int = 0,
     *,
-    verifies: bool = True,
+    verifies_checksums: bool = True,
 ) -> ReplayableSource:
     """A partition of the source of `node`. Its prepared files (an index of its epochs, and its
     rows as Arrow unless they are read in place) are in `work_dir` and are reused after a restart.
     With `memory`, an epoch of computed rows is refused before it is computed if it would be too
-    large. `verifies`: each cut verifies a checksum of its rows (see `SourceContext`).
+    large. `verifies_checksums`: each cut verifies a checksum of its rows (see `SourceContext`).
 
     Raises SourceFailed, which names the file, row and column where it can.
     """
@@ -44,7 +44,9 @@ def open_source(
     opener: OpenSource | None = connector(type(options))
     if opener is None:
         raise SourceFailed(f"source {source.name}: sources of kind {kind} are not supported yet")
-    context = SourceContext(source, node, epoch_interval_us, work_dir, memory, partition, verifies)
+    context = SourceContext(
+        source, node, epoch_interval_us, work_dir, memory, partition, verifies_checksums
+    )
     return opener(options, context)
 
 

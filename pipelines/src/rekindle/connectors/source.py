@@ -79,10 +79,10 @@ class ReplayableSource(Protocol):
 class SourceContext:
     """What a source is opened with. Its prepared files are in `work_dir`, which belongs to this
     process, and are reused after a restart. `memory` limits the size of a computed epoch.
-    `partition`: number of the partition of `node`. `verifies`: each cut verifies a checksum, and
-    `input_files` has the digest of each file. The reference execution, which has no replicas and no
-    checkpoints, needs neither: its last cut checks that sizes and times of the files are the
-    same."""
+    `partition`: number of the partition of `node`. `verifies_checksums`: each cut verifies a
+    checksum, and `input_files` has the digest of each file. The reference execution, which has no
+    replicas and no checkpoints, needs neither: its last cut checks that sizes and times of the
+    files are the same."""
 
     spec: SourceSpec
     node: Node
@@ -90,7 +90,7 @@ class SourceContext:
     work_dir: Path
     memory: MemoryPlan | None = None
     partition: int = 0
-    verifies: bool = True
+    verifies_checksums: bool = True
 
 
 OpenSource = Callable[[Any, SourceContext], ReplayableSource]

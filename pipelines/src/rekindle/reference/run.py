@@ -191,7 +191,7 @@ def _open_sources(
             for partition in range(node.partitions):
                 # Each row is cut once, and the last cut checks that no file has changed.
                 source = open_source(
-                    node.spec, node, interval, work, partition=partition, verifies=False
+                    node.spec, node, interval, work, partition=partition, verifies_checksums=False
                 )
                 stack.callback(source.close)
                 sources[node.name, partition] = source

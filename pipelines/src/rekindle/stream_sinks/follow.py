@@ -173,10 +173,10 @@ class PartitionReader:
         ticket = parse_ticket(self._ticket.encode())
         cursor = ticket.cursor or Cursor(oldest)
         undone = None
-        if cursor.held is not None:
-            undone = cursor.held[0]
+        if cursor.tentative is not None:
+            undone = cursor.tentative[0]
             _, cursor = cursor.undo(undone)
-        ticket = replace(ticket, cursor=replace(cursor, stable=oldest), at=None)
+        ticket = replace(ticket, cursor=replace(cursor, next_stable=oldest), at=None)
         self._ticket, self._read_segment = ticket.encode(), self._found.segment
         self._refusals.clear()
         yield self._failed(f"the query was edited, and begins with epoch {oldest} now")

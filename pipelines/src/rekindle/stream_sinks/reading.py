@@ -136,14 +136,14 @@ class Call:
         yield from self._corrected()
         while with_rows and not self._full and (found := self._next_span()) is not None:
             yield from self._span(*found)
-        yield self._message("END", self._cursor.stable - 1)
+        yield self._message("END", self._cursor.next_stable - 1)
 
     @property
     def _full(self) -> bool:
         return self._bytes_left <= 0 or self._epochs >= MAX_EPOCHS
 
     def _require_kept(self) -> None:
-        served, epoch = self._served, self._cursor.stable
+        served, epoch = self._served, self._cursor.next_stable
         if epoch < served.oldest:
             raise BelowFloor(
                 f"epoch {epoch} of query {served.query}, partition {served.log.partition}, is no "
@@ -155,7 +155,7 @@ class Call:
         """Stable epochs first, out of the log; then, for tentative results, the order of the
         output from there on."""
         log, through = self._served.log, self._served.through
-        stable, newest = self._cursor.stable, self._served.newest
+        stable, newest = self._cursor.next_stable, self._served.newest
         # Number -1: it is not in the order of the output.
         from_log = Span(BatchKind.STABLE, attempt=0, number=-1, first=stable, last=newest)
         of_log = (from_log, log) if stable <= newest else None

@@ -194,14 +194,17 @@ class TaskRuntime:
         """The events since the last call, after a short wait."""
         if not self._stopping:
             time.sleep(TICK_S)
-        failed_before = self._core.phase in (ProcessPhase.REPORTING, ProcessPhase.STAYING)
+        failed_before = self._core.phase in (
+            ProcessPhase.FAILED_UNREPORTED,
+            ProcessPhase.FAILED_REPORTED,
+        )
         if not failed_before and not self._failed:  # only once: it may raise in each tick
             self._find_failure()
         if self._failed and not failed_before:
             yield TaskFailed(self._failed_permanently)
         elif self._stopping:
             yield StopRequested()
-        elif self._core.phase is ProcessPhase.REPORTING and self.polls.failure_reported:
+        elif self._core.phase is ProcessPhase.FAILED_UNREPORTED and self.polls.failure_reported:
             yield FailureReported()
         else:
             if (desired := self._new_poll()) is not None:

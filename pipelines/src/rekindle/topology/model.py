@@ -86,8 +86,8 @@ class Segment:
 class Slot:
     """A place for a task: one replica of one partition of one segment (by segment id).
 
-    Each replica of a spec has two numbers, `index` and `index + MAX_REPLICAS`, of which it uses one
-    at a time: a planned move starts the task under the other one
+    Each replica of a spec has two numbers, `replica_index` and `replica_index + MAX_REPLICAS`, of
+    which it uses one at a time: a planned move starts the task under the other one
     (docs/design/planned-moves.md)."""
 
     segment: str
@@ -99,14 +99,14 @@ class Slot:
         return f"{self.segment}/{self.partition}/{self.replica}"
 
     @property
-    def index(self) -> int:
+    def replica_index(self) -> int:
         """The index of the replica in the spec, from 0."""
         return self.replica % MAX_REPLICAS
 
     @property
     def first(self) -> Slot:
         """The same replica under its first number, below MAX_REPLICAS."""
-        return Slot(self.segment, self.partition, self.index)
+        return Slot(self.segment, self.partition, self.replica_index)
 
     @property
     def alternate(self) -> Slot:
@@ -114,7 +114,7 @@ class Slot:
         its successor have one each."""
         if self != self.first:
             return self.first
-        return Slot(self.segment, self.partition, self.index + MAX_REPLICAS)
+        return Slot(self.segment, self.partition, self.replica_index + MAX_REPLICAS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,9 @@ class DigestComparison:
 
     def is_compared(self, slot: Slot) -> bool:
         """Whether this slot is one of the configured replicas of its partition."""
-        return self._replicas is None or slot.index < self._replicas.get(partition_of(slot), 0)
+        return self._replicas is None or slot.replica_index < self._replicas.get(
+            partition_of(slot), 0
+        )
 
     def boot_to_restart(self, slot: Slot) -> str | None:
         """The id of the boot of a slot's task that has to compute again; None if it need not."""

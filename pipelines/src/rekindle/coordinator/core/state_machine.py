@@ -393,7 +393,7 @@ class Coordinator:
     def _partner_slots(self, slot: Slot) -> tuple[Slot, Slot]:
         """The slots of the replica that stabilizes in turn with this one (`tasks.routes.partner`):
         two, because of planned moves."""
-        other = replace(slot, replica=slot.index ^ 1)
+        other = replace(slot, replica=slot.replica_index ^ 1)
         return other, other.alternate
 
     def _is_source(self, slot: Slot) -> bool:

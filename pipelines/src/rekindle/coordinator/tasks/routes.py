@@ -43,7 +43,7 @@ def upstreams(
         Upstream(
             stream=graph.streams[upstream.segment],
             partition=upstream.index,
-            endpoints=_endpoints(replicas.get(upstream, []), slot.index, is_suspected),
+            endpoints=_endpoints(replicas.get(upstream, []), slot.replica_index, is_suspected),
         )
         for upstream in graph.inputs[partition_of(slot)]
     )
@@ -90,7 +90,11 @@ def partner(slot: Slot, replicas: Sequence[Task], is_suspected: TaskPredicate) -
     it is the replica that is to be replaced: the lower number of two that are Live."""
     for task in sorted(replicas, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot)):
         response = task.response
-        if task.slot.index == slot.index ^ 1 and response is not None and not is_suspected(task):
+        if (
+            task.slot.replica_index == slot.replica_index ^ 1
+            and response is not None
+            and not is_suspected(task)
+        ):
             return Partner(
                 replica=task.slot.replica,
                 boot=response.boot_id,
@@ -139,7 +143,7 @@ def _endpoints(tasks: list[Task], mine: int, is_suspected: TaskPredicate) -> tup
     def preference(task: Task) -> tuple[bool, bool, int, bool, int]:
         replica = task.slot.replica
         lag = sum(task.response.lag_s > s for s in _LAG_STEPS_S) if task.response else 0
-        is_other = task.slot.index != mine
+        is_other = task.slot.replica_index != mine
         return is_suspected(task), task.phase != TaskPhase.LIVE, lag, is_other, replica
 
     live = [

@@ -194,8 +194,8 @@ class ProcessPhase(StrEnum):
     WAITING = "waiting for a restore point, or for a partner's state"
     STARTING = "starting"
     RUNNING = "running"
-    REPORTING = "failed, until that is reported"
-    STAYING = "failed, until it has to stop or to compute again"
+    FAILED_UNREPORTED = "failed, until that is reported"
+    FAILED_REPORTED = "failed, until it has to stop or to compute again"
     ENDED = "ended"
 
 
@@ -203,24 +203,24 @@ NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
     ProcessPhase.WAITING: frozenset(
         {
             ProcessPhase.STARTING,
-            ProcessPhase.REPORTING,
-            ProcessPhase.STAYING,
+            ProcessPhase.FAILED_UNREPORTED,
+            ProcessPhase.FAILED_REPORTED,
             ProcessPhase.ENDED,
         }
     ),
     ProcessPhase.STARTING: frozenset(
         {
             ProcessPhase.RUNNING,
-            ProcessPhase.REPORTING,
-            ProcessPhase.STAYING,
+            ProcessPhase.FAILED_UNREPORTED,
+            ProcessPhase.FAILED_REPORTED,
             ProcessPhase.ENDED,
         }
     ),
     ProcessPhase.RUNNING: frozenset(
-        {ProcessPhase.REPORTING, ProcessPhase.STAYING, ProcessPhase.ENDED}
+        {ProcessPhase.FAILED_UNREPORTED, ProcessPhase.FAILED_REPORTED, ProcessPhase.ENDED}
     ),
-    ProcessPhase.REPORTING: frozenset({ProcessPhase.ENDED}),
-    ProcessPhase.STAYING: frozenset({ProcessPhase.ENDED}),
+    ProcessPhase.FAILED_UNREPORTED: frozenset({ProcessPhase.ENDED}),
+    ProcessPhase.FAILED_REPORTED: frozenset({ProcessPhase.ENDED}),
     ProcessPhase.ENDED: frozenset(),
 }
 
@@ -245,7 +245,7 @@ class SupervisorCore:
 
     @property
     def wake_at(self) -> float | None:
-        return self._report_until if self.phase is ProcessPhase.REPORTING else None
+        return self._report_until if self.phase is ProcessPhase.FAILED_UNREPORTED else None
 
     @property
     def is_saver(self) -> bool:
@@ -273,7 +273,7 @@ class SupervisorCore:
             case TaskFailed(permanent):
                 return self._task_failed(permanent, now)
             case FailureReported():
-                return self._end() if self.phase is ProcessPhase.REPORTING else []
+                return self._end() if self.phase is ProcessPhase.FAILED_UNREPORTED else []
             case StopRequested():
                 return self._end()
             case Woken():
@@ -282,7 +282,7 @@ class SupervisorCore:
 
     def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:
         self._desired = poll
-        if self.must_recompute(poll) and self.phase is not ProcessPhase.REPORTING:
+        if self.must_recompute(poll) and self.phase is not ProcessPhase.FAILED_UNREPORTED:
             # Sinks stop before the running call ends: its output in the log may be wrong too.
             return [DiscardLog(), StopSinks(), *self._end(flush_s=0.0)]
         match self.phase:
@@ -334,7 +334,7 @@ class SupervisorCore:
         if self._failed:
             return []
         self._failed = True
-        self._enter(ProcessPhase.STAYING if permanent else ProcessPhase.REPORTING)
+        self._enter(ProcessPhase.FAILED_REPORTED if permanent else ProcessPhase.FAILED_UNREPORTED)
         if not permanent:
             self._report_until = now + REPORT_FAILURE_S
         return [StopSinks()]
