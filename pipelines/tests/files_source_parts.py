@@ -35,7 +35,7 @@ def source_of(
     verifies_checksums: bool = True,
     **files: Any,
 ) -> FilesSource:
-    """`partition`: its number, and how many there are. `verifies_checksums`: each cut verifies one."""
+    """`partition`: its number, and how many there are. `verifies_checksums`: each cut does."""
     spec = {
         "name": "s",
         "schema": "-",
