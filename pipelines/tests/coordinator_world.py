@@ -120,7 +120,7 @@ class World:
                 self.held = []
         self.fence += 1
         self.boots += 1
-        self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0, boot=f"{self.boots}")
+        self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0, started_ms=self.boots)
         self.feed(GenerationSeen(self.generation))
         self.list_pods()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import itertools
 import os
@@ -239,12 +240,18 @@ def test_help_loads_neither_arrow_nor_sql_nor_spark() -> None:
 
 
 def end_of_process(code: str, stdout: int) -> tuple[int, str]:
-    """Exit code and standard error of a process whose command is `code`; a thread of it goes on."""
+    """Exit code and standard error of a process whose command is `code`. It writes `cleaned up` at
+    its end, and `finalized` if the interpreter ends it."""
     program = (
-        "import threading, time, rekindle.cli\n"
-        f"def command():\n    {code}\n"
+        "import atexit, os, rekindle.cli\n"
+        "class Object:\n"
+        "    def __del__(self): os.write(2, b'finalized')\n"
+        f"def command():\n"
+        "    global kept\n"
+        "    kept = Object()\n"
+        "    atexit.register(lambda: os.write(2, b'cleaned up'))\n"
+        f"    {code}\n"
         "rekindle.cli.main = command\n"
-        "threading.Thread(target=time.sleep, args=(600,)).start()\n"
         "rekindle.cli.main_process()\n"
     )
     command = [sys.executable, "-E", "-c", program]  # -E: with buffered output
@@ -252,19 +259,54 @@ def end_of_process(code: str, stdout: int) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_thread_of_a_command_does_not_keep_the_process() -> None:
-    """It may be in a call of Arrow Flight, which could crash the interpreter while it ends."""
-    assert end_of_process("return 3", subprocess.DEVNULL) == (3, "")
+@pytest.mark.parametrize(
+    ("code", "status"), [("return 3", 3), ("raise SystemExit(2)", 2), ("return 0", 0)]
+)
+def test_a_process_cleans_up_and_is_not_ended_by_the_interpreter(code: str, status: int) -> None:
+    """A thread that returns from a call of Arrow Flight while the interpreter ends may crash it."""
+    assert end_of_process(code, subprocess.DEVNULL) == (status, "cleaned up")
+
+
+def test_an_unexpected_error_ends_a_process_in_the_same_way() -> None:
+    code, errors = end_of_process("raise ZeroDivisionError('a mistake')", subprocess.DEVNULL)
+    assert code == 1
+    assert errors.endswith("ZeroDivisionError: a mistake\ncleaned up")
 
 
 def test_output_that_cannot_be_written_is_an_error_unless_nobody_reads_it() -> None:
     with Path("/dev/full").open("w") as full:
         code, errors = end_of_process("print(1); return 0", full.fileno())
-    assert (code, errors) == (
-        1,
-        "the output cannot be written: [Errno 28] No space left on device\n",
-    )
+    assert code == 1
+    assert errors.startswith("cleaned up")
+    assert "the output cannot be written: [Errno 28] No space left on device" in errors
     read_end, write_end = os.pipe()
     os.close(read_end)
-    assert end_of_process("print(1); return 0", write_end) == (0, "")
+    assert end_of_process("print(1); return 0", write_end) == (0, "cleaned up")
     os.close(write_end)
+
+
+def test_the_key_of_a_kubeconfig_is_not_left_in_a_file(tmp_path: Path) -> None:
+    """The Kubernetes client writes what a kubeconfig contains to temporary files."""
+    content, temporary = base64.b64encode(b"a key").decode(), tmp_path / "tmp"
+    temporary.mkdir()
+    cluster = {"server": "https://127.0.0.1:1", "certificate-authority-data": content}
+    user = {"client-certificate-data": content, "client-key-data": content}
+    config = {
+        "clusters": [{"name": "c", "cluster": cluster}],
+        "users": [{"name": "u", "user": user}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "rekindle.cli", "status", "t", "--kubeconfig", "kubeconfig"],
+        cwd=tmp_path,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("rekindle status: ")
+    assert not [*temporary.iterdir()]

@@ -392,6 +392,26 @@ def test_a_restarted_coordinator_gives_no_session_number_again() -> None:
         assert order.session == left or order.session.version.number > 8
 
 
+def test_a_session_that_ended_without_a_trace_has_another_number_than_later_ones() -> None:
+    core = MovementCore(fence=1, last_number=70)
+    views = ReplicaViews((live("mid", 0), waiting()), {})
+    core.step(ReplicasObserved(views), now=0.0)
+    order = core.directive_for(NEWCOMER).order
+    assert order is not None
+    assert order.session.version == SessionVersion(1, 71)
+
+
+def test_an_order_of_an_earlier_process_that_arrives_late_is_abandoned() -> None:
+    """The newcomer had no session when this coordinator first heard of it."""
+    world = Observer(live("src", 0), waiting(), fence=1)
+    assert world.phase() is MovementPhase.RESTORING
+    late = replace(
+        progress(NewcomerPhase.HOLDING, 0), session=replace(FIRST, version=SessionVersion(1, 8))
+    )
+    world.show(waiting(progress=late))
+    assert world.directive().abandoned == SessionVersion(1, 8)
+
+
 # -- redundancy and planned moves ------------------------------------------------------------------
 
 

@@ -177,7 +177,8 @@ class PollRequest(_Versioned):
     # state again.
     refused: tuple[str, ...] = ()
     ask_only: bool = False  # only respond: the desired state of the last poll without it stays
-    # Id of the coordinator's process: if its container restarts, the next one has the same fence.
+    # When the coordinator's process began, in Unix ms: if its container restarts, the next process
+    # has the same fence.
     # Releases before this field do not send it.
     coordinator_boot: str = ""
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):

@@ -84,7 +84,8 @@ def keeping_signal_handlers() -> Iterator[None]:
 
 def end_process(status: int) -> NoReturn:
     """End this process whatever its threads do: one that waits for a dead peer would keep it alive,
-    and one that returns from native code while the interpreter ends may crash it."""
+    and one that returns from native code while the interpreter ends may crash it. What is
+    registered with `atexit` is not called."""
     try:
         for output in (sys.stdout, sys.stderr):
             if output is not None:  # None: it was closed when the process started

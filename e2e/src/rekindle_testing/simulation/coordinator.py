@@ -71,7 +71,7 @@ class CoordinatorProcess:
         scheduler = surroundings.scheduler
         self.fence = fence
         self.process = Process(scheduler, address)
-        self.core = Coordinator(fence, wall_s=0.0, boot=f"{scheduler.now}")
+        self.core = Coordinator(fence, wall_s=0.0, started_ms=round(scheduler.now * 1000))
         self._scheduler = scheduler
         self._network = surroundings.network
         self._store = surroundings.store

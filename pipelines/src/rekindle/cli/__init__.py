@@ -7,6 +7,7 @@ modules only in `run`, so that help and usage errors are printed without delay.
 from __future__ import annotations
 
 import argparse
+import atexit
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
@@ -27,8 +28,17 @@ COMMANDS = {
 
 
 def main_process() -> NoReturn:
-    """`main`, as the whole of a process."""
-    end_process(main())
+    """`main`, as the whole of a process. The interpreter does not end it: a thread that returned
+    from a call of Arrow Flight meanwhile could crash it."""
+    status: object = 1
+    # The first that is registered is the last that is called: temporary files are removed before.
+    atexit.register(lambda: end_process(status if isinstance(status, int) else 1))
+    try:
+        status = main()
+    except SystemExit as end:  # of argparse
+        status = end.code
+        raise
+    sys.exit(status)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

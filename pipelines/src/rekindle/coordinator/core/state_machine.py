@@ -71,17 +71,17 @@ DISCOVERY_TIMEOUT_S = 3.0
 
 class Coordinator:
     """One topology's coordinator. `fence` is its incarnation, `topology` the UID; `wall_s` the Unix
-    time at now = 0; `boot` the id of the process, since the next one of its container has the same
-    fence, and knows nothing of this one."""
+    time at now = 0; `started_ms` the Unix time at which the process began, in ms: the next process
+    of its container has the same fence, and knows nothing of this one."""
 
-    def __init__(self, fence: int, wall_s: float, topology: str = "", boot: str = "") -> None:
+    def __init__(self, fence: int, wall_s: float, topology: str = "", started_ms: int = 0) -> None:
         self.fence = fence
-        self._boot = boot
+        self._boot = str(started_ms)
         self._topology = topology
         self.membership = Membership()
         self.committer = Committer(fence)
         self.containment = Containment()
-        self.movements = StateMovements(fence)
+        self.movements = StateMovements(fence, last_number=started_ms)
         self._input_gaps = InputGaps()
         self._wall_s = wall_s
         self._generation: Generation | None = None

@@ -65,10 +65,14 @@ MovementEffect = PollNow | ReportMovementPhase
 class MovementCore:
     """All state movements of one topology. `fence`: of this coordinator."""
 
-    def __init__(self, fence: int, limits: MovementLimits | None = None) -> None:
+    def __init__(
+        self, fence: int, limits: MovementLimits | None = None, last_number: int = 0
+    ) -> None:
+        """`last_number`: not below those of sessions that an earlier process of this coordinator,
+        which had the same fence, has begun."""
         self._fence = fence
         self._limits = limits or MovementLimits()
-        self._last_number = 0  # of sessions
+        self._last_number = last_number  # of sessions
         self._views = ReplicaViews()
         self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
@@ -174,8 +178,8 @@ class MovementCore:
         self._begin_sessions(now)
 
     def _note_numbers(self) -> None:
-        """An earlier process of this coordinator had the same fence: its numbers are not used
-        again."""
+        """Numbers of an earlier process of this coordinator are not used again, even if the clock
+        was set back since then."""
         for view in self._views:
             sessions = [hold.session for hold in view.holds] + [*view.donates]
             versions = [session.version for session in sessions]
@@ -223,6 +227,8 @@ class MovementCore:
             return
         if movement.phase is MovementPhase.QUEUED:
             self._adopt(movement, view, now)
+        if movement.phase is MovementPhase.RESTORING:
+            _abandon_late_order(movement, view)
         if movement.phase is MovementPhase.HOLDING:
             self._confirm(movement, now)
         if movement.phase in (MovementPhase.HOLDING, MovementPhase.MOVING):
@@ -328,6 +334,14 @@ class MovementCore:
                 yield _report_phase(replica, movement.phase, movement.reason)
         for replica in before.keys() - self._movements.keys():
             yield _report_phase(replica, MovementPhase.GONE)
+
+
+def _abandon_late_order(movement: Movement, view: ReplicaView) -> None:
+    """An order of an earlier process may arrive after the first poll of this one: the newcomer must
+    leave that session, too, before it may restore from a checkpoint."""
+    progress = view.newcomer.progress if view.newcomer is not None else None
+    if progress is not None and movement.abandoned is not None:
+        movement.abandoned = max(movement.abandoned, progress.session.version)
 
 
 def _report_phase(replica: Replica, phase: MovementPhase, reason: str = "") -> ReportMovementPhase:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-import uuid
 from collections.abc import Coroutine
 from typing import Any, assert_never
 
@@ -60,7 +59,7 @@ class Process:
             settings.incarnation,
             wall_s=time.time() - time.monotonic(),  # when the monotonic clock was zero
             topology=settings.topology_uid,
-            boot=uuid.uuid4().hex,
+            started_ms=time.time_ns() // 1_000_000,
         )
         self._metrics = Metrics(self.core)
         self._store = CheckpointStore(settings.topology_uid, settings.store_timeout_s)
