@@ -348,17 +348,27 @@ def test_readers_of_added_partitions_begin() -> None:
             return
 
 
-def test_threads_of_readers_leave_signals_to_the_main_thread() -> None:
-    """A signal that another thread takes does not wake the main thread, which waits for rows."""
-    masks: list[set[int]] = []
-
-    def read(address: str, ticket: str) -> Iterator[Received]:
-        masks.append({int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, ())})
-        yield received("STABLE", 1)
-
-    next(follow(Ticket("q"), Replicas(a=[]).find, read))
-    assert masks[0] >= {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+def test_a_signal_that_another_thread_takes_ends_the_reader() -> None:
+    """The kernel may give it to a thread of gRPC; the main thread waits for rows meanwhile."""
+    program = (
+        "import signal, threading, time\n"
+        "from rekindle.stream_sinks.follow import FoundReplicas, follow\n"
+        "from rekindle.stream_sinks.ticket import Ticket\n"
+        "from rekindle.termination import Terminated, terminated_by_signals\n"
+        "def read(address, ticket):\n"
+        "    time.sleep(0.5)\n"
+        "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
+        "    time.sleep(600)\n"
+        "try:\n"
+        "    with terminated_by_signals():\n"
+        "        next(follow(Ticket('q'), lambda partition: FoundReplicas('s', 1, ['a']), read))\n"
+        "except Terminated as end:\n"
+        "    print(end)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "SIGINT\n"
 
 
 def test_an_unexpected_error_ends_the_reader_with_it() -> None:

@@ -58,10 +58,7 @@ def terminated_by_signals() -> Iterator[None]:
 @contextlib.contextmanager
 def signals_blocked() -> Iterator[set[int]]:
     """For work that must not be interrupted: signals are delivered at its end. Yields the previous
-    signal mask, for a child process that is started meanwhile.
-
-    A thread that is started meanwhile, and all threads that it starts, never get signals. Otherwise
-    one of them may take a signal from the main thread, which does not notice it while it waits."""
+    signal mask, for a child process that is started meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         yield {int(number) for number in before}

@@ -17,7 +17,6 @@ from rekindle.errors import RekindleError
 from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, Received, ReplicaUnavailable
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
-from rekindle.termination import signals_blocked
 
 STALL_S = 5.0
 """A replica that has had nothing new for this long may lag: the next one is read."""
@@ -210,7 +209,12 @@ class _Readers:
     def follow(self) -> Iterator[Followed]:
         self._start_through(1, self._ticket)
         while True:
-            item = self._found.get()
+            try:
+                # Not for ever: a signal that a thread of gRPC takes, or that comes just before the
+                # wait, is handled after it.
+                item = self._found.get(timeout=PAUSE_S)
+            except queue.Empty:
+                continue
             if isinstance(item, Exception):
                 raise item
             yield item
@@ -221,8 +225,7 @@ class _Readers:
             self._partitions |= missing
         for partition in sorted(missing):
             reader = PartitionReader(partition, ticket, self._find_all, self._read)
-            with signals_blocked():  # the main thread gets them, not the threads of gRPC
-                threading.Thread(target=self._run, args=(reader,), daemon=True).start()
+            threading.Thread(target=self._run, args=(reader,), daemon=True).start()
 
     def _find_all(self, partition: int) -> FoundReplicas:
         """As `find`; starts the threads of partitions that have none."""
