@@ -59,8 +59,8 @@ def _believes_cache(preconditions_of: Any) -> Any:
 def _ageless(as_of: Any) -> Any:
     """A report is as fresh as anything can be."""
 
-    def wrong(self: ReportAges, topologies: Any, leases: Any) -> Mapping[str, float]:
-        return dict.fromkeys(as_of(self, topologies, leases), float("inf"))
+    def wrong(self: ReportAges, *arguments: Any) -> Mapping[str, float]:
+        return dict.fromkeys(as_of(self, *arguments), float("inf"))
 
     return wrong
 
