@@ -476,7 +476,7 @@ class WrongResultChecks:
         """Whether all its tasks have started from a later checkpoint."""
         boots = [p.boot for p in self._pods_of(partition) if p.boot is not None]
         starts = [boot.core.status.restored_from for boot in boots]
-        return all(start is not None and start >= epoch for start in starts)
+        return bool(starts) and all(start is not None and start >= epoch for start in starts)
 
     def _failed(self, message: str) -> None:
         self._cluster.checks.failed(message)

@@ -84,6 +84,7 @@ class MovementCore:
         match event:
             case ReplicasObserved(views, wanted):
                 self._views, self._wanted = views, wanted
+                self._note_numbers()
             case TimePassed():
                 pass
             case _:
@@ -163,7 +164,6 @@ class MovementCore:
     # -- update from what replicas report ----------------------------------------------------------
 
     def _update(self, now: float) -> None:
-        self._note_numbers()
         self._end_gone()
         for view in self._views:
             if view.boot is not None and view.is_newcomer and self._views.is_current(view):

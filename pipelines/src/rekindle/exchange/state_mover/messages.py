@@ -20,7 +20,7 @@ from rekindle.topology.model import Slot
 @dataclass(frozen=True, slots=True, order=True)
 class SessionVersion:
     """`fence`: of the coordinator that began the session. To abandon all sessions of its
-    predecessors, a coordinator sends its own fence."""
+    predecessors, a coordinator sends its own fence, and the last number that it has used."""
 
     fence: int
     number: int
