@@ -13,7 +13,8 @@ import pytest
 
 from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.coordinator.model import Partition
-from rekindle_testing.simulation import topologies
+from rekindle.streams.sunion import SUnion
+from rekindle_testing.simulation import mutants, topologies
 from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.coordinator_api import TOPOLOGY, compiled
 from rekindle_testing.simulation.faults import (
@@ -23,7 +24,8 @@ from rekindle_testing.simulation.faults import (
     draw_faults,
     draw_wrong_results,
 )
-from rekindle_testing.simulation.mutants import MUTANTS
+from rekindle_testing.simulation.mutants import MUTANTS, found_by
+from rekindle_testing.simulation.planting import replaced
 from rekindle_testing.simulation.run import Outcome, Simulation, shrink, simulate
 from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.topologies import (
@@ -93,6 +95,11 @@ PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, beg
             fault(FaultKind.CRASH_COORDINATOR, 33.5, 0.5),
         ],
         "I2",
+    ),
+    "a reader stays at the replica that failed": (
+        DIAMOND_SEED,
+        [fault(FaultKind.STOP_TASK, 10.0, 5.0, target=2)],
+        "the reader of",
     ),
     "a node that is not Ready is lost": (
         NOT_READY_SOON_SEED,
@@ -201,6 +208,13 @@ def test_planted_bugs_are_found(name: str) -> None:
     with MUTANTS[name]():
         failure = simulate(seed, faults, STABLE_ONLY.get(seed)).failure
     assert str(failure).startswith(invariant)
+
+
+def test_an_error_in_the_code_of_a_mutant_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {"broken": replaced(SUnion, "add", lambda add: lambda self: [])}
+    monkeypatch.setattr(mutants, "MUTANTS", broken)
+    with pytest.raises(ValueError, match="seed 0: TypeError"):
+        found_by("broken", [0])
 
 
 POLICIES = [

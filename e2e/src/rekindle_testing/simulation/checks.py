@@ -183,8 +183,8 @@ class Checks:
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 
     def _is_expected(self, partition: Partition, state: TaskState) -> bool:
-        """The output of an epoch is the state after it in simulations (`values`)."""
-        """Whether a run without faults has the state after this epoch, and its watermark."""
+        """Whether a run without faults has the state after this epoch, which is the epoch's output
+        (`values`), and its watermark."""
         fold = self.expected.output(partition, state.epoch)
         return (state.watermark, state.operators) == (watermark_of(fold), FoldedState(fold=fold))
 

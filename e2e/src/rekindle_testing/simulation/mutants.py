@@ -12,9 +12,8 @@ import argparse
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from rekindle.coordinator.checkpoints import committer, retention
@@ -37,6 +36,8 @@ from rekindle_testing.simulation.tentative_mutants import TENTATIVE_MUTANTS
 
 SEEDS = 500
 """Within so many seeds a mutant has to be found."""
+_OWN_ERRORS = tuple(f"{error.__name__}: " for error in (TypeError, AttributeError, NameError))
+"""A failure that begins so is an error in the code of the mutant, and shows nothing."""
 
 
 def _floors_are_positions(floors: Any) -> Any:
@@ -223,14 +224,18 @@ MUTANTS: Mapping[str, Mutant] = {
 
 def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> tuple[int, str] | None:
     """The first seed that finds a mutant, and how; None if none does. What is done when replicas
-    disagree is not done in seeds without wrong results, so these are left out."""
+    disagree is not done in seeds without wrong results, so these are left out. A mutant that
+    cannot be run is a `ValueError`."""
     with MUTANTS[name]():
         for seed in seeds:
             if name in DISPUTE_MUTANTS and not wrong_results(seed):
                 continue
             failure = simulate(seed).failure
-            if failure is not None:
-                return seed, failure
+            if failure is None:
+                continue
+            if failure.startswith(_OWN_ERRORS):
+                raise ValueError(f"seed {seed}: {failure}")
+            return seed, failure
     return None
 
 
@@ -241,18 +246,27 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--names", nargs="+", choices=MUTANTS, metavar="NAME", help="only these")
     options = parser.parse_args(arguments)
     names = options.names or list(MUTANTS)
-    survivors = []
+    found = 0
     with ProcessPoolExecutor(options.jobs) as pool:
-        found = pool.map(partial(found_by, seeds=range(options.seeds)), names)
-        for name, result in zip(names, found, strict=True):
-            if result is None:
-                survivors.append(name)
-                _print(f"NOT FOUND: {name}")
-            else:
-                seed, failure = result
-                _print(f"{name}: seed {seed}: {failure}")
-    _print(f"{len(names) - len(survivors)} of {len(names)} mutants found")
-    return 1 if survivors else 0
+        searches = {pool.submit(found_by, name, range(options.seeds)): name for name in names}
+        for search in as_completed(searches):
+            is_found, line = _described(search)
+            found += is_found
+            _print(f"{searches[search]}: {line}")
+    _print(f"{found} of {len(names)} mutants found")
+    return 0 if found == len(names) else 1
+
+
+def _described(search: Future[tuple[int, str] | None]) -> tuple[bool, str]:
+    """Whether a mutant was found, and how."""
+    try:
+        result = search.result()
+    except ValueError as error:
+        return False, f"NOT A MUTANT, its own code fails: {error}"
+    if result is None:
+        return False, "NOT FOUND"
+    seed, failure = result
+    return True, f"seed {seed}: {failure}"
 
 
 def _print(text: str) -> None:

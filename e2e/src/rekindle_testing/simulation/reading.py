@@ -31,6 +31,7 @@ from rekindle.streams.replica_choice import (
 )
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
+from rekindle_testing.simulation.reader_checks import ReaderChecks
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.values import rows_of, watermark_of
 
@@ -104,9 +105,13 @@ class SimulatedReader:
         self._left_at: dict[str, float] = {}  # when a replica failed, or was left
         self._states: dict[str, ConsistencyState] = {}  # what replicas have said last
         self._closed = False
+        self._checks = ReaderChecks(
+            f"the reader of {subscription.stream}/{subscription.partition} in {process.host}"
+        )
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
         self._endpoints = endpoints
+        self._checks.routes_changed(endpoints)
         self._step(RoutesChanged(endpoints))
 
     def better_replica(self) -> str | None:
@@ -164,6 +169,7 @@ class SimulatedReader:
 
     def _call(self, call: ReadEpochs) -> None:
         self._calling = call.call
+        self._checks.called(call.address, self._process.scheduler.now)
 
         def ended(result: ReadReply | Refused | TimedOut) -> None:
             if self._closed:
@@ -181,8 +187,10 @@ class SimulatedReader:
         if not isinstance(result, ReadReply) or result.truncated:
             truncated, timed_out = isinstance(result, ReadReply), isinstance(result, TimedOut)
             self._left_at[call.address] = self._process.scheduler.now
+            self._checks.failed(call.address, self._process.scheduler.now)
             self._step(CallFailed(call.call, truncated, timed_out))
             return
+        self._checks.returned()
         progress, batches = result.progress, tuple(map(self._batch, result.items))
         state = ConsistencyState.STABLE if progress.live is None else progress.live.state
         self._states[call.address] = state
