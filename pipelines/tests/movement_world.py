@@ -401,7 +401,6 @@ class Coordinator:
     outstanding: dict[Replica, tuple[int, int]] = field(default_factory=dict)  # number, sent at
     polls: int = 0
     settled: bool = False
-    observed: dict[Replica, str] = field(default_factory=dict)  # the boots that the core knows
 
     def __post_init__(self) -> None:
         self.core = MovementCore(self.fence, MOVEMENT)
@@ -414,8 +413,7 @@ class Coordinator:
         if not unheard or world.step - self.began >= DISCOVERY_STEPS:
             self.settled = True
         if self.settled:
-            wanted = {name: world.sizes[name] for name in world.sizes}
-            self.core.step(ReplicasObserved(self.views(), wanted), world.now)
+            self.core.step(ReplicasObserved(self.views()), world.now)
         for replica, heard in self.responses.items():
             if self.core.directive_for(replica).may_restore and heard.restored_from is None:
                 world.assign_restore_point(replica, heard.boot)
@@ -423,14 +421,8 @@ class Coordinator:
         for replica in pods:
             self._poll(replica, floors)
 
-    def would_take_over(self, node: Node) -> bool:
-        """Whether this boot of a replica counts as redundancy."""
-        is_observed = self.observed.get(node.replica) == node.boot
-        return is_observed and self.core.would_take_over(node.replica)
-
     def views(self) -> ReplicaViews:
         world = self.world
-        self.observed = {replica: heard.boot for replica, heard in self.responses.items()}
         return ReplicaViews((self._view(replica) for replica in world.pods), world.inputs)
 
     def _view(self, replica: Replica) -> ReplicaView:
@@ -439,7 +431,6 @@ class Coordinator:
             replica.slot,
             replica.incarnation,
             serves=replica in world.was_ready,
-            retiring=replica in world.retiring,
             trusted=replica not in world.diverged,
         )
         if heard is None:
@@ -534,7 +525,7 @@ class World:
         self.pods: dict[Replica, int] = {}  # when each was created
         self.nodes: dict[Replica, Node] = {}
         self.was_ready: set[Replica] = set()
-        self.retiring: set[Replica] = set()
+        self.moving_away: set[Replica] = set()  # their successors are there
         self.diverged: set[Replica] = set()
         self.restore_points: dict[tuple[Replica, str], int] = {}
         self.highest_floor: dict[Partition, int] = dict.fromkeys(self.inputs, -1)
@@ -630,24 +621,26 @@ class World:
         return node
 
     def _operate(self) -> None:
-        """The operator: replaces dead pods, ends hand-overs."""
+        """The operator: replaces dead pods, ends planned moves."""
         for replica in [*self.pods]:
-            if replica in self.retiring and (
-                replica not in self.nodes or self.coordinator.core.may_retire(replica)
+            if replica in self.moving_away and (
+                replica not in self.nodes or self._is_live(replica.slot.alternate)
             ):
                 self._delete(replica)
             elif replica not in self.nodes and self.step >= self.pods[replica]:
                 self._delete(replica)
-                if not any(r.slot == replica.slot for r in self.pods.keys() - self.retiring):
-                    self._create(Replica(replica.slot, replica.incarnation + 1))
+                self._create(Replica(replica.slot, replica.incarnation + 1))
         for replica, node in self.nodes.items():
             if node.epoch is not None:
                 self.was_ready.add(replica)
 
+    def _is_live(self, slot: Slot) -> bool:
+        return any(n.slot == slot and n.phase is TaskPhase.LIVE for n in self.nodes.values())
+
     def _delete(self, replica: Replica) -> None:
         del self.pods[replica]
         self.nodes.pop(replica, None)
-        self.retiring.discard(replica)
+        self.moving_away.discard(replica)
         self.diverged.discard(replica)
 
     def kill(self, replica: Replica) -> None:
@@ -662,11 +655,11 @@ class World:
             self._create(replica)
 
     def drain(self, replica: Replica) -> None:
-        """Its successor comes while it still runs."""
-        alone = sum(r.slot == replica.slot for r in self.pods) == 1
-        if replica in self.nodes and alone:
-            self.retiring.add(replica)
-            self._create(Replica(replica.slot, replica.incarnation + 1))
+        """Its successor comes while it still runs, under the other number."""
+        is_moving = any(r.slot == replica.slot.alternate for r in self.pods)
+        if replica in self.nodes and not is_moving:
+            self.moving_away.add(replica)
+            self._create(Replica(replica.slot.alternate, replica.incarnation + 1))
 
     def thaw(self, replica: Replica) -> None:
         node = self.nodes.get(replica)
@@ -724,8 +717,6 @@ class World:
                 reads = DONOR.chunks_at_once * (DONOR.sessions + 2)
                 if len(node.pinned) > DONOR.sessions + 1 or node.reading > reads:
                     self.violations.append(f"{node.slot.key} keeps too much as a donor")
-            if node.epoch is None and self.coordinator.would_take_over(node):
-                self.violations.append(f"{node.slot.key} counts without state")
 
     def _check_memory(self, node: Node) -> None:
         stored = node.newcomer.report().progress
@@ -774,8 +765,9 @@ class World:
                 found.append(f"{name} holds {node.holds.confirmed()}")
             if node.pinned:
                 found.append(f"{name} has pinned {[*node.pinned]}")
-        found += [f"{r.slot.key} retires" for r in self.retiring]
+        found += [f"{r.slot.key} moves away" for r in self.moving_away]
         for partition in self.inputs:
-            if self.coordinator.core.redundancy(partition) != self.sizes[partition.segment]:
-                found.append(f"{partition.key} is not redundant")
+            live = sum(node.phase is TaskPhase.LIVE for node in self.serving(partition))
+            if live != self.sizes[partition.segment]:
+                found.append(f"{partition.key} has {live} live replicas")
         return found

@@ -35,7 +35,6 @@ from rekindle.transitions import InvalidTransition, StateMachine
 
 SRC, MID, END = Partition("src", 0), Partition("mid", 0), Partition("end", 0)
 INPUTS: dict[Partition, tuple[Partition, ...]] = {SRC: (), MID: (SRC,), END: (MID,)}
-WANTED = {"src": 2, "mid": 2, "end": 1}
 LIMITS = MovementLimits(confirm_holds_s=10, stall_s=20, session_s=100, attempts=2, wait_s=300)
 NEWCOMER = Replica(Slot("mid", 0, 1), 2)
 FIRST = Session(NEWCOMER.slot, 2, SessionVersion(1, 1))
@@ -75,7 +74,7 @@ class Observer:
     def show(self, *views: ReplicaView, gone: tuple[Replica, ...] = ()) -> list[object]:
         self.views.update({view.replica: view for view in views})
         self.views = {r: v for r, v in self.views.items() if r not in gone}
-        observed = ReplicasObserved(ReplicaViews(self.views.values(), INPUTS), WANTED)
+        observed = ReplicasObserved(ReplicaViews(self.views.values(), INPUTS))
         return [*self.core.step(observed, self.now)]
 
     def wait(self, seconds: float) -> None:
@@ -205,15 +204,6 @@ def test_a_replica_that_cannot_give_is_no_donor(fields: dict[str, Any]) -> None:
     world = Observer(live("src", 0), live("mid", 0, **fields), waiting())
     assert world.phase() is MovementPhase.RESTORING
     assert world.directive().may_restore
-
-
-def test_a_donor_that_stays_is_better_than_one_that_retires() -> None:
-    world = Observer(
-        live("src", 0), live("mid", 0, retiring=True, epoch=90), live("mid", 2), waiting()
-    )
-    order = world.directive().order
-    assert order is not None
-    assert order.donor.slot.replica == 2
 
 
 def test_a_donor_has_one_session_at_a_time() -> None:
@@ -410,31 +400,6 @@ def test_an_order_of_an_earlier_process_that_arrives_late_is_abandoned() -> None
     )
     world.show(waiting(progress=late))
     assert world.directive().abandoned == SessionVersion(1, 8)
-
-
-# -- redundancy and planned moves ------------------------------------------------------------------
-
-
-def test_a_newcomer_counts_once_it_is_live() -> None:
-    world = moving()
-    counted = [world.core.redundancy(MID)]
-    for phase in (TaskPhase.CATCHING_UP, TaskPhase.LIVE):
-        world.show(waiting(phase=phase, restored_from=9))
-        counted.append(world.core.redundancy(MID))
-    assert counted == [1, 1, 2]
-
-
-def test_a_retiring_replica_hands_over_to_its_successor() -> None:
-    retiring = Replica(Slot("end", 0, 0), 1)
-    successor = Replica(retiring.slot, 2)
-    world = Observer(
-        live("mid", 0), live("mid", 1), live("end", 0, retiring=True), waiting(successor)
-    )
-    order = world.directive(successor).order
-    assert order is not None
-    assert (order.donor, world.core.may_retire(retiring)) == (retiring, False)
-    world.show(waiting(successor, phase=TaskPhase.LIVE, restored_from=9))
-    assert world.core.may_retire(retiring)
 
 
 def test_tasks_whose_orders_change_are_polled_at_once() -> None:

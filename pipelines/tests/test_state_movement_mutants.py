@@ -25,7 +25,6 @@ from rekindle.exchange.state_mover import newcomer
 from rekindle.exchange.state_mover.donor import DonorCore
 from rekindle.exchange.state_mover.holds import Holds
 from rekindle.exchange.state_mover.newcomer import NewcomerCore
-from rekindle.protocol import TaskPhase
 
 SEEDS = 300
 Patch = pytest.MonkeyPatch
@@ -105,16 +104,6 @@ def a_stalled_session_is_never_given_up(patch: Patch) -> None:
     patch.setattr(Movement, "why_give_up", lambda self, view, views, limits, now: None)
 
 
-def newcomers_count_as_redundancy(patch: Patch) -> None:
-    """A replica without state is taken for one that would take over."""
-
-    def would_take_over(self: MovementCore, replica: Any) -> bool:
-        view = self._views.get(replica)
-        return view is not None and view.phase in (TaskPhase.LIVE, TaskPhase.WAITING)
-
-    patch.setattr(MovementCore, "would_take_over", would_take_over)
-
-
 def a_donor_keeps_what_it_pinned(patch: Patch) -> None:
     """After the session's end."""
     patch.setattr(DonorCore, "_released", lambda self, session: [])
@@ -136,7 +125,6 @@ MUTANTS: list[tuple[Mutant, int]] = [
     (chunks_are_stored_as_they_come, 0),
     (everything_is_asked_for_at_once, 1),
     (a_stalled_session_is_never_given_up, 0),
-    (newcomers_count_as_redundancy, 0),
     (a_donor_keeps_what_it_pinned, 0),
 ]
 

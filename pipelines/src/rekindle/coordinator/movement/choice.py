@@ -37,13 +37,11 @@ def choose_donor(
     per_donor: int,
     failed: Collection[DonorBoot],
 ) -> ReplicaView | None:
-    """A donor that responds and has no other session. Preferred: one that is not retiring, then one
-    of which no earlier boot was a donor that failed, then the one with the newest epoch."""
+    """A donor that responds and has no other session. Preferred: one of which no earlier boot was
+    a donor that failed, then the one with the newest epoch."""
     restarted = {replica for replica, _ in failed}
     free = [v for v in donors if not v.suspected and busy.get(v.replica, 0) < per_donor]
-    return min(
-        free, key=lambda v: (v.retiring, v.replica in restarted, -v.epoch, v.slot.key), default=None
-    )
+    return min(free, key=lambda v: (v.replica in restarted, -v.epoch, v.slot.key), default=None)
 
 
 def waits_for_inputs(

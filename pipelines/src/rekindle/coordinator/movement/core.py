@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import assert_never
 
 from rekindle.coordinator.checkpoints.retention import Progress as RetentionProgress
-from rekindle.coordinator.model import Partition, PollNow, ReportMovementPhase, partition_of
+from rekindle.coordinator.model import PollNow, ReportMovementPhase, partition_of
 from rekindle.coordinator.movement.choice import choose_donor, usable_donors, waits_for_inputs
 from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.coordinator.movement.session import Movement, MovementLimits, has_left
@@ -44,11 +44,9 @@ _IN_SESSION = (
 @dataclass(frozen=True, slots=True)
 class ReplicasObserved:
     """All replicas that may be running. Not before all that were ready have responded, or the
-    coordinator no longer waits for them. `wanted`: how many replicas each segment
-    should have."""
+    coordinator no longer waits for them."""
 
     views: ReplicaViews
-    wanted: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class MovementCore:
         self._limits = limits or MovementLimits()
         self._last_number = last_number  # of sessions
         self._views = ReplicaViews()
-        self._wanted: Mapping[str, int] = {}
         self._movements: dict[Replica, Movement] = {}
         self._failed_attempts: dict[Slot, int] = {}  # of boots that ended before they were Live
         self._directives: dict[Replica, Directive] = {}
@@ -82,8 +79,8 @@ class MovementCore:
     def step(self, event: MovementCoreEvent, now: float) -> list[MovementEffect]:
         """Raises InvalidTransition."""
         match event:
-            case ReplicasObserved(views, wanted):
-                self._views, self._wanted = views, wanted
+            case ReplicasObserved(views):
+                self._views = views
                 self._note_numbers()
             case TimePassed():
                 pass
@@ -142,24 +139,6 @@ class MovementCore:
         if movement is None or movement.boot != boot:
             return None
         return movement.phase is MovementPhase.RESTORING
-
-    def redundancy(self, partition: Partition) -> int:
-        """How many replicas of a partition would take over without a gap (`would_take_over`)."""
-        return sum(self.would_take_over(view.replica) for view in self._views.of(partition))
-
-    def would_take_over(self, replica: Replica) -> bool:
-        """Whether a replica is Live, trusted, not suspected, and not retiring."""
-        view = self._views.get(replica)
-        if view is None or not self._views.is_current(view) or view.retiring or not view.trusted:
-            return False
-        return view.phase is TaskPhase.LIVE and not view.suspected
-
-    def may_retire(self, replica: Replica) -> bool:
-        """Whether a retiring replica may end: as many others as wanted would take over."""
-        view = self._views.get(replica)
-        if view is None or not view.retiring:
-            return False
-        return self.redundancy(view.partition) >= self._wanted.get(view.slot.segment, 1)
 
     # -- update from what replicas report ----------------------------------------------------------
 

@@ -1,7 +1,6 @@
 """What the coordinator knows of replicas when it decides about state movements. Pure data.
 
-One view for each incarnation that may be running. Usually that is the newest one of a slot; in a
-planned move it is also the one before it, which is `retiring`.
+One view for each incarnation that may be running.
 
 Design: docs/design/state-movement.md#the-coordinators-side.
 """
@@ -32,11 +31,10 @@ class ReplicaView:
 
     `serves`: readers may read from it; assumed of one that was once ready and has not responded.
     `engine`: its engine's version. `trusted`: it is no party to a dispute and has not diverged.
-    `retiring`: it is to be replaced
-    and still runs, as on a node that is drained. `epoch`: of its newest state. `restored_from`: the
-    epoch of the state with which this boot started; None while it has none. `log_base`: the lowest
-    epoch of its output log; None if it is not known. `holds`: of sessions, on its output log
-    (`state_mover.messages.Hold`); `donates`: sessions for which it keeps state.
+    `epoch`: of its newest state. `restored_from`: the epoch of the state with which this boot
+    started; None while it has none. `log_base`: the lowest epoch of its output log; None if it is
+    not known. `holds`: of sessions, on its output log (`state_mover.messages.Hold`); `donates`:
+    sessions for which it keeps state.
     """
 
     slot: Slot
@@ -46,7 +44,6 @@ class ReplicaView:
     serves: bool = False
     suspected: bool = False
     trusted: bool = True
-    retiring: bool = False
     epoch: int = -1
     restored_from: int | None = None
     log_base: int | None = None
@@ -103,5 +100,5 @@ class ReplicaViews:
         ]
 
     def is_current(self, view: ReplicaView) -> bool:
-        """Whether no newer incarnation has replaced it, or it is retiring and still runs."""
-        return view.retiring or view.incarnation == self._newest[view.slot]
+        """Whether no newer incarnation has replaced it."""
+        return view.incarnation == self._newest[view.slot]
