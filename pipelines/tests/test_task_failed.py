@@ -112,7 +112,7 @@ def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path
     eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
     answer = runtime.polls.poll(poll)
     assert answer.problem is not None
-    assert answer.problem.refused == "numbers"
+    assert answer.problem.wrong_definition == "numbers"
     thread.join(10)
     assert ended == [1]
 

@@ -117,7 +117,7 @@ def test_a_failure_counts_as_reported_after_a_response(
 ) -> None:
     handler.poll(poll())
     assert not handler.failure_reported
-    status.fail(TaskProblem(message="the JVM died", operator="hourly", epoch=12))
+    status.fail(TaskProblem(message="the JVM died", where="hourly", epoch=12))
     status.fail(TaskProblem(message="and so did this"))
     answer = handler.poll(poll())
     assert answer.phase == "Failed"

@@ -29,7 +29,7 @@ class TaskReport:
     silent_s: float = 0.0  # how long it had been silent when the coordinator noticed it
     stable_epoch: int | None = None
     problem: str = ""
-    refused_graph_node: str = ""  # name of the source or operator whose definition is wrong
+    wrong_definition: str = ""  # name of the source or operator whose definition is at fault
     saving_fails: bool = False  # `problem` says why it saves no checkpoints
     tentative: bool = False  # its output is not stable
     missing_inputs: tuple[str, ...] = ()  # streams without which it is tentative
@@ -136,7 +136,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
-        refused_graph_node=str(raw.get("refused") or ""),
+        wrong_definition=str(raw.get("wrongDefinition") or ""),
         saving_fails=raw.get("savingFails") is True,
         tentative=str(raw.get("outputState") or _STABLE) != _STABLE,
         missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),

@@ -267,10 +267,9 @@ class CheckpointDone(_Message):
 
 class TaskProblem(_Message):
     message: str
-    operator: str | None = None
+    where: str | None = None  # the source or operator that fails, or the segment
     epoch: int | None = None
-    # The source or operator whose definition is at fault (not as `PollRequest.refused`).
-    refused: str | None = None
+    wrong_definition: str | None = None  # the source or operator whose definition is at fault
     saving: bool = False  # checkpoints cannot be saved, or the call that saves does not end
 
 

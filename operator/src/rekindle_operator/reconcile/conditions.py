@@ -195,9 +195,9 @@ def _refused_by_tasks(context: ReconcileContext, states: Sequence[SlotState]) ->
     pods = ((s.slot.key, s.pod.incarnation) for s in states if s.pod is not None)
     tasks = (context.report.task(slot, incarnation) for slot, incarnation in pods)
     found = (
-        f"{paths[t.refused_graph_node]}: {t.problem}"
+        f"{paths[t.wrong_definition]}: {t.problem}"
         for t in tasks
-        if t and t.refused_graph_node in paths
+        if t and t.wrong_definition in paths
     )
     return "; ".join(sorted(set(found)))
 

@@ -206,7 +206,7 @@ class TaskReport:
     stable_epoch: int | None = None
     restored_from: int | None = None
     problem: str | None = None
-    refused: str | None = None  # the source or operator whose definition is at fault
+    wrong_definition: str | None = None  # the source or operator whose definition is at fault
     saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
     output_state: str | None = None  # None: STABLE
     tentative_epoch: int | None = None  # the newest one that is not corrected

@@ -424,15 +424,22 @@ class TaskRuntime:
 
     def _fail_with(self, error: Exception) -> None:
         _log.error("the task cannot continue", exc_info=error)
-        refused = error.operator if isinstance(error, OperatorRefused) else None
+        wrong = error.operator if isinstance(error, OperatorRefused) else None
         self._failed_permanently = isinstance(error, NotDeterministic)
-        self._fail(str(error), refused=refused)
+        self._fail(str(error), wrong_definition=wrong)
 
-    def _fail(self, message: str, epoch: int | None = None, refused: str | None = None) -> None:
+    def _fail(
+        self, message: str, epoch: int | None = None, wrong_definition: str | None = None
+    ) -> None:
         _log.error("fatal: %s", message)
-        segment = self._config.segment.name
-        problem = TaskProblem(message=message, operator=segment, epoch=epoch, refused=refused)
-        self.status.fail(problem)
+        self.status.fail(
+            TaskProblem(
+                message=message,
+                where=self._config.segment.name,
+                epoch=epoch,
+                wrong_definition=wrong_definition,
+            )
+        )
 
     # -- ending ----------------------------------------------------------------------------------
 

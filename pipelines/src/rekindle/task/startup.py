@@ -188,9 +188,9 @@ class Startup:
             with self._calls.during(f"opening source {node.name}"):
                 self._inputs = self._open_source(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
-            refused = node.name if isinstance(error, SchemaMismatch) else None
+            wrong = node.name if isinstance(error, SchemaMismatch) else None
             return StartStepFailed(
-                TaskProblem(message=str(error), operator=node.name, refused=refused)
+                TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
             )
         return StartStepSucceeded()
 

@@ -191,8 +191,8 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         report,
         stable_epoch=response.stable_epoch,
         restored_from=response.restored_from,
-        problem=_bounded(_problem_text(problem.operator, problem.message)) if problem else None,
-        refused=problem.refused if problem else None,
+        problem=_bounded(_problem_text(problem.where, problem.message)) if problem else None,
+        wrong_definition=problem.wrong_definition if problem else None,
         saving_fails=True if problem and problem.saving else None,
         output_state=None if stable else response.consistency,
         tentative_epoch=None if tentative == NO_EPOCH else tentative,
@@ -201,8 +201,8 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
     )
 
 
-def _problem_text(operator: str | None, message: str) -> str:
-    return f"{operator}: {message}" if operator else message
+def _problem_text(where: str | None, message: str) -> str:
+    return f"{where}: {message}" if where else message
 
 
 def _bounded(text: str) -> str:

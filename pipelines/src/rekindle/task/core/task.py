@@ -492,7 +492,7 @@ class TaskCore:
     def _give_up(self, error: Exception) -> list[TaskEffect]:
         epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
         segment = self._settings.ref.segment
-        self.status.fail(TaskProblem(message=str(error), operator=segment, epoch=epoch))
+        self.status.fail(TaskProblem(message=str(error), where=segment, epoch=epoch))
         return self._step_supervisor(TaskFailed(isinstance(error, NotDeterministic)))
 
     # -- sinks -----------------------------------------------------------------------------------
