@@ -8,11 +8,11 @@ for each epoch in which windows close; each of its files is flushed to disk. PyS
 on DataFrames.
 
 Each engine is a process, from its start to its end; they take turns. They have one task thread
-(`local[1]`, `threads=1`) and a gigabyte of memory: PySpark's JVM all of it, `rekindle run` the plan
-of a pod (docs/design/engine.md#memory), DuckDB as its limit. `start s` is the same process with
-1,000 rows in that day: the start of the JVM, Spark's plans and their compilation; "started" is
-without it. CPU is of a whole process tree; memory is the largest sum of its resident memory,
-sampled. Times are the best of the rounds, which other work on the machine delayed least.
+(`local[1]`, `threads=1`) and a gigabyte of memory: PySpark's JVM all of it, `rekindle run` divided
+as in a task's pod (docs/design/engine.md#memory), DuckDB as its limit. `start s` is the same
+process with 1,000 rows in that day: the start of the JVM, Spark's plans and their compilation;
+"started" is without it. CPU is of a whole process tree; memory is the largest sum of its resident
+memory, sampled. Times are the best of the rounds, which other work on the machine delayed least.
 
 The results have to be equal, sums of doubles up to a relative error of 1e-9. Target: at least the
 speed of PySpark, with and without `start s`; a start that took longer than a whole run, on a busy

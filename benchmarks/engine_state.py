@@ -15,7 +15,7 @@ Streaming: `triggerExecution`, with RocksDB and changelog checkpoints.
 
 `hopping`: windows of a day that begin each minute, 1,000 groups. An epoch has a minute of event
 time and a row of each group, so that one window closes in each; measured after the first day. Rows
-of the state are divided by groups and panes.
+of the state, with those of panes that are combined, are divided by groups and panes.
 
 Targets: at most half of Structured Streaming's p50 and p99; with a million groups at most 1.5 times
 the p50 of 10,000; a checkpoint at most three times what changed. Of hopping windows: p50 at most
@@ -187,6 +187,8 @@ def hopping(groups: int, count: int, directory: Path, archive: Path | None) -> d
         task.commit_saved_checkpoint()
         if filled:
             (state,) = task.state.operators.values()
+            # Tree nodes: folds of ranges of panes, which are kept beside them
+            # (`engine.state.panes`).
             rows = state.rows + sum(run.rows for run in state.tree_nodes.values())
             most = max(most, rows / (groups * len(state.panes)))
     python = _anonymous(psutil.Process())

@@ -3,15 +3,15 @@
 .venv/bin/python benchmarks/replica_kills.py [--kills 30] [--partitions 2]
 
 The query is that of replicated_query.py, under load on an embedded cluster with Spark. Each kill is
-`kill -9` of a replica's processes and the loss of its disk; its successor is another pod, and gets
-state and log from the partner. The next replica is killed once no replica is missing: those of the
-window in turn, each fifth time one of the source.
+`kill -9` of a replica's processes and the loss of its disk; its replacement is another pod, and
+gets state and log from the partner. The next replica is killed once no replica is missing: those of
+the window in turn, each fifth time one of the source.
 
 - *gap*: the longest time between two epochs of the output around a kill (target: an epoch +
   100 ms), of the replicated segment's own sink, and of a query that reads its stream; the same for
   moments without a kill
-- *rebuild*: from the kill until the successor is Live; all have to be moved from the partner, none
-  restored from a checkpoint
+- *rebuild*: from the kill until the replacement is Live; all have to be moved from the partner,
+  none restored from a checkpoint
 - *epochs*: from the end of an epoch until all its rows are in the sink. During a rebuild only the
   partner writes the rows of the partition; the target is 1.5 times the time while no replica is
   missing, in the same run
@@ -58,8 +58,8 @@ _NOTE = re.compile(r"state movement to (?P<slot>\S+), incarnation (?P<number>\d+
 @dataclass(frozen=True, slots=True)
 class Kill:
     """`quiet_s`, `killed_s`, `rebuilt_s`: when no replica was missing any more, when the replica
-    was killed, when its successor was Live; seconds since 1970. `slot`, `incarnation`: of the
-    successor."""
+    was killed, when its replacement was Live; seconds since 1970. `slot`, `incarnation`: of the
+    replacement."""
 
     segment_name: str
     slot: str
@@ -102,14 +102,14 @@ def _kill(cluster: EmbeddedCluster, run: Run, number: int) -> Kill:
     killed_s = time.time()
     run.kill_pod_processes(pod)
     cluster.delete_pod(pod)
-    successor = wait_for(
-        f"a Live successor of {pod.metadata.name}",
+    replacement = wait_for(
+        f"a Live replacement of {pod.metadata.name}",
         lambda: _live_task(run, slot, incarnation),
         REBUILD_TIMEOUT_S,
         0.1,
     )
     segment = labels[names.LABEL_SEGMENT_NAME]
-    kill = Kill(segment, slot, successor["incarnation"], quiet_s, killed_s, time.time())
+    kill = Kill(segment, slot, replacement["incarnation"], quiet_s, killed_s, time.time())
     rebuild_s = kill.rebuilt_s - killed_s
     print(f"{number + 1}: {pod.metadata.name} rebuilt in {rebuild_s:.1f} s", flush=True)
     return kill
@@ -147,7 +147,7 @@ def _compare(cluster: EmbeddedCluster, run: Run, load: Load) -> int:
     """The rows that were compared, through the last epoch of all sinks. The reference execution has
     the same rows, but an end; it lies after that epoch."""
     until = min(run.observer.stable_epochs().values())
-    cluster.delete_topology(run.name)  # the reference execution would wait for its processors
+    cluster.delete_topology(run.name)  # beside it, the reference execution would get no CPU
     rows = int(load.rows_per_s * EPOCH_S * (until + 5))
     resource = topology_resource(run.name, load, rows)
     reference = Reference(resource, cluster.shared, cluster.directory / "oracle")

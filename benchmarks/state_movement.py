@@ -10,7 +10,7 @@ with its disk, once a checkpoint has all of the state.
 - *read*: the donor reads state and log for their digest. *send*: until all chunks are stored.
   *install*: until the newcomer's Spark is ready, and it has written them as its own files and
   compared the digest. *kill to Live*: with the start of its process, and with catching up
-- *memory* of the Python processes, without pages of files: the most while state moves, above what
+- *memory* of the Python processes, without mapped files: the most while state moves, above what
   it was before, for the donor in the seconds before the kill, for the newcomer before its first
   chunk (target: 128 MiB, whatever the state's size)
 - *epochs* of the partner, from the end of an epoch until a poll, every few hundredths of a second,

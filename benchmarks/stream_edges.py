@@ -4,7 +4,7 @@
 
 Forward edges read a partition each; keyed ones a share each of one partition, which has the bytes
 of all. Throughput: logs that are full are read from the beginning, in epochs of each size; CPU of
-both processes. Latency: from the append of an epoch of one record to its delivery, with an epoch of
+both processes. Latency: from the append of an epoch of one row to its delivery, with an epoch of
 each partition every 100 ms; the watermark is the time of the append. Threads are those that the
 edges add to the process. Target: at most 2 for readers, 3 for the server."""
 
@@ -50,7 +50,7 @@ def threads() -> int:
 
 
 def table(size: int) -> pa.Table:
-    """Records of 16 bytes, `size` bytes of them."""
+    """Rows of 16 bytes, `size` bytes of them."""
     rows = max(1, size // 16)
     values = np.random.default_rng(1).standard_normal(rows)
     return pa.table({"k": np.arange(rows), "v": values}, schema=SCHEMA)
@@ -65,7 +65,7 @@ def append(log: OutputLog, epoch: int, rows: pa.Table, digest: str) -> None:
 
 
 def serve(partitions: int, epochs: int, size: int) -> None:
-    """Serves full logs; after a line on stdin, appends epochs of one record to each."""
+    """Serves full logs; after a line on stdin, appends epochs of one row to each."""
     with tempfile.TemporaryDirectory() as directory:
         rows, one = table(size), table(16)
         logs = [OutputLog(Path(directory) / str(n), "s", n, SCHEMA) for n in range(partitions)]
@@ -204,7 +204,7 @@ def measure(edges: int, mb: int, epoch_kb: int, keyed: bool) -> list[Row]:
     name = f"{edges} {'keyed' if keyed else 'forward'} edges, epochs of {epoch_kb} KiB"
     return [
         Row(f"{name}: throughput", throughput, READER_THREADS + SERVER_THREADS, few),
-        Row(f"{name}, then of one record: latency", latency),
+        Row(f"{name}, then of one row: latency", latency),
     ]
 
 

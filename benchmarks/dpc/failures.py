@@ -24,8 +24,9 @@ WAITS_S = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
 @dataclass(frozen=True, slots=True)
 class FailureRow:
     """`chain`: tasks between the sources and the reader; `usual_s`: the largest delay before the
-    failure; `stabilized_s`: from its end until output was stable and current; `rows_equal`: of the
-    sink, compared with the reference at the end of the topology's run."""
+    failure; `delay_new_s`: the largest delay of the first version of an epoch, stable or tentative
+    (Delay_new in the paper); `stabilized_s`: from its end until output was stable and current;
+    `rows_equal`: of the sink, compared with the reference at the end of the topology's run."""
 
     policy: str
     failure_s: float

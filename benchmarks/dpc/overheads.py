@@ -1,8 +1,9 @@
 """Overheads without failures: Table 3 of the paper, and checkpoints.
 
-Table 3: delay against the length of an epoch, which is both bucket size and boundary interval; with
-a finite and an infinite maxDelay, two topologies side by side. The mean delay of a row is that of
-its epoch plus half the epoch interval, since rows come evenly.
+Table 3: delay against the length of an epoch, which stands for two parameters of the paper, the
+bucket size of its SUnion and the interval of its boundary tuples; with a finite and an infinite
+maxDelay, two topologies side by side. The mean delay of a row is that of its epoch plus half the
+epoch interval, since rows come evenly.
 
 Checkpoints: the delay of rows against the checkpoint interval, beside Structured Streaming
 (`structured_streaming`) at the same time, which has a checkpoint with each trigger.

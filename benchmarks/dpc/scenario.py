@@ -1,10 +1,10 @@
 """The measured scenario: a topology on the cluster, readers of its tasks, one input that is cut.
 
 What is measured, and how: `StreamListener`s in this process read the output of tasks as a
-downstream task would, stable and tentative epochs; `stream_delays` says what delays are. Epochs
-are released by the clock of this machine, counted from the creation of the topology, so delays
-need no calibration. They include the time that an epoch waits for its reader (one response) but not
-the time that a row waits until its epoch is released, at most one epoch interval. One process, one
+downstream task would, stable and tentative epochs; `stream_delays` says what delays are. Epochs are
+released by the clock of this machine, counted from the creation of the topology, so delays need no
+calibration. They include the time until the whole response that has the epoch is read, but not the
+time that a row waits until its epoch is released, at most one epoch interval. One process, one
 machine, one clock.
 
 An input is cut by dropping the packets of its streams (`stream_cut`): its task runs on, and keeps

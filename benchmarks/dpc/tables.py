@@ -149,9 +149,9 @@ def _waits(rows: Sequence[FailureRow]) -> str:
     lines = [[row.policy, f"{row.max_delay_s * DELAY_FRACTION:.1f}", *_values(row)] for row in rows]
     return (
         "\n## One of three inputs is cut, against alpha X (Fig. 9)\n\nIn the paper the delay is "
-        "alpha X. With Process, the number of tentative results is a step: all of the failure, if "
-        "alpha X is short enough to catch up. With Delay it falls as alpha X grows.\n\n"
-        + table(("policy", "alpha X, s", *_HEAD), lines)
+        "alpha X. With Process, nearly all epochs of a failure that lasts longer than alpha X are "
+        "tentative, and none of a shorter one. With Delay their number falls as alpha X "
+        "grows.\n\n" + table(("policy", "alpha X, s", *_HEAD), lines)
     )
 
 

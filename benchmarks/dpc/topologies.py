@@ -30,7 +30,9 @@ QUERY = "result"
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What new input is subject to: during a failure, and while results are corrected."""
+    """What new input is subject to: during a failure, and while results are corrected. Process: as
+    soon as it is there; Delay: as late as `maxDelay` allows; Suspend: not before the correction is
+    done (docs/design/consistency.md#deadlines)."""
 
     failure: str
     stabilization: str

@@ -28,7 +28,7 @@ def observed(*steps: tuple[float, list[TaskSample]], silent: bool = False) -> Fr
     return freshness
 
 
-def test_an_epoch_waits_from_its_first_arrival_until_it_is_out() -> None:
+def test_an_epoch_waits_from_its_first_arrival_until_last_seen_without_a_result() -> None:
     found = observed(
         (0.0, [sample(ONE, 4), sample(OTHER, 4), sample(READER, 4)]),
         (1.0, [sample(ONE, 5), sample(READER, 4)]),

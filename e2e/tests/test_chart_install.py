@@ -37,7 +37,7 @@ class Helm:
 
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its own: it is the one place where helm installs the CRD."""
+    """Its own: helm has to have installed the CRD, not kubectl."""
     with ControlPlane(tmp_path_factory.mktemp("chart-plane")) as running:
         yield running
 
@@ -94,12 +94,12 @@ def test_the_documented_upgrade_replaces_the_crd(
 
 @pytest.mark.parametrize("values", VALUE_SETS)
 def test_the_api_server_accepts_all_rendered_objects(plane: ControlPlane, values: str) -> None:
-    for namespace in ("dry", "team-a", "system"):
+    for namespace in ("team-a", "system"):
         if f"namespace/{namespace}" not in plane.kubectl("get", "namespaces", "-o", "name"):
             plane.kubectl("create", "namespace", namespace)
     plane.kubectl(
         *("apply", "--dry-run=server", "--validate=strict", "-f", "-"),
-        stdin=rendered(values, "dry", "system"),
+        stdin=rendered(values, release="dry", namespace="system"),
     )
 
 

@@ -83,7 +83,7 @@ def topology(
         yield wait_for("it starts", lambda: _if_started(plane))
     finally:
         operator.stop()
-    assert operator.error_lines() == [], operator.log.read_text()
+    assert operator.unexpected_lines() == [], operator.log.read_text()
 
 
 def _get(plane: ControlPlane, kind: str, namespace: str, *more: str) -> Any:

@@ -178,7 +178,7 @@ def test_an_operator_works_with_an_older_crd_until_it_is_upgraded(
         install_crds(plane)
     finally:
         operator.stop()
-    assert operator.error_lines() == [], operator.log.read_text()
+    assert operator.unexpected_lines() == [], operator.log.read_text()
 
 
 def _is_running(world: World) -> bool:

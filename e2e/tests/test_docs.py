@@ -89,7 +89,7 @@ def cited(path: str) -> Path:
 
 
 def modules() -> frozenset[str]:
-    """Dotted names of all modules of the two distributions."""
+    """Dotted names of all modules of the distributions."""
     names = set()
     for path in tracked():
         if path.suffix == ".py" and "src" in path.relative_to(ROOT).parts:

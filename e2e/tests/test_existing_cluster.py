@@ -138,7 +138,7 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
             run.wait_sinks_advance()
             cluster.uncordon(node)
             run.wait_redundant()
-            run.wait_durable(reference.last_epoch, timeout_s=600)
+            run.wait_sinks_reach(reference.last_epoch, timeout_s=600)
             rows = run.verify(reference)
         print(f"{rows} rows compared through epoch {reference.last_epoch}")
     _wait_for_nothing_left(existing, before)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cluster_types import every_cluster_type, every_cluster_type_long
+from cluster_types import every_cluster_type, every_cluster_type_kubelets_long
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -69,7 +69,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
         shared_run.keep_evidence()
 
 
-@every_cluster_type_long
+@every_cluster_type_kubelets_long
 class TestProcesses:
     topology = "processes"
 
@@ -252,7 +252,7 @@ def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
-@every_cluster_type_long
+@every_cluster_type_kubelets_long
 class TestEdits:
     topology = "edited"
 
@@ -263,11 +263,11 @@ class TestEdits:
         run.cluster.apply(run.resource)
         run.wait_sinks_advance()
         start = wait_for("rows of the added query", lambda: run.written_epochs(ADDED), 60)[0]
-        run.wait_durable(start + 3)
+        run.wait_sinks_reach(start + 3)
         assert run.container_starts() == before
         priorities = {q["name"]: q["priority"] for q in run.observer.status["queries"]}
         assert priorities["storm-watch"] == 75
-        # It has all rows from a checkpoint epoch soon after the edit on, not from epoch 0.
+        # It has all rows from the epoch after a checkpoint, soon after the edit, not from epoch 0.
         assert start % CHECKPOINT_EPOCHS == 0
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
         run.verify(reference, {ADDED: start})
@@ -294,7 +294,7 @@ class TestEdits:
         run.verify(reference)
 
 
-@every_cluster_type_long
+@every_cluster_type_kubelets_long
 def test_problems_that_tasks_find_name_their_field(
     cluster: Cluster,
 ) -> None:

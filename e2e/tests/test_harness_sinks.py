@@ -28,6 +28,6 @@ def test_a_pause_excludes_the_time_of_empty_epochs(
 
 
 def test_only_a_sink_s_files_are_read(tmp_path: Path) -> None:
-    for name in ("q-p000-e000000000007.parquet", "_owner.json", ".tmp"):
+    for name in ("q-p000-e000000000007.parquet", "_rekindle.json", ".tmp"):
         (tmp_path / name).touch()
     assert [epoch for _, epoch in file_write_times(tmp_path)] == [7]

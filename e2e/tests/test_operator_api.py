@@ -38,7 +38,7 @@ _HINTS = {  # by name in the table of bad manifests
     "duplicate-of-a-source": "see spec.sources[0].name",
     "sql-does-not-parse": "at line 1, column 21, near 'trips'",
     "sql-unknown-column": "did you mean city?",
-    "unknown-order-beyond-bmp": "known are",
+    "order-by-unknown-column-with-emoji": "known are",
     "sql-random": "use the event-time column or a hash of the row's columns",
 }
 
@@ -81,7 +81,7 @@ def operators(
         for operator in running:
             operator.stop()
     for operator in running:
-        assert operator.error_lines() == [], operator.log.read_text()
+        assert operator.unexpected_lines() == [], operator.log.read_text()
 
 
 @pytest.fixture

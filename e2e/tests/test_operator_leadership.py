@@ -64,7 +64,7 @@ def test_a_frozen_api_server_ends_no_replica(
         plane.resume_api_server()
     wait_for("one leads again", lambda: _leaders(operators), START_S)
     assert [o.process.poll() for o in operators] == [None, None]
-    assert [o.error_lines() for o in operators] == [[], []]
+    assert [o.unexpected_lines() for o in operators] == [[], []]
 
 
 def test_a_killed_leader_is_soon_replaced(operators: list[OperatorProcess]) -> None:

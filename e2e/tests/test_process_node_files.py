@@ -274,7 +274,8 @@ def test_memory_is_that_of_the_whole_tree_and_shared_pages_count_once() -> None:
         child.communicate()
 
 
-def test_an_index_has_one_owner_at_a_time() -> None:
+def test_an_address_range_has_one_owner_at_a_time() -> None:
+    """The index is the second number of the addresses."""
     first = Reservation(None)
     with pytest.raises(IndexTakenError, match=f"index {first.index}"):
         Reservation(first.index)

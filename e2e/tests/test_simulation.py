@@ -47,7 +47,7 @@ def fault(
 
 
 BY_FORCE = 1  # `other` of an eviction
-LOSES_POD = 30  # `other` of a fault of a party of a state movement: at once
+EVICTED_AT_ONCE = 30  # `other` of a fault of a party of a state movement: at once
 REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
 CHAIN_SEED, DIAMOND_SEED, NOT_READY_SOON_SEED = 9, 0, 36
 """Seeds of small clusters. In the last one, nodes are NotReady after 8 s without heartbeats."""
@@ -249,7 +249,7 @@ EVICTED_AGAIN = [
     fault(FaultKind.EVICT_TASK, at, 1.0, target, BY_FORCE)
     for at, target in ((16.0, 2), (25.0, 3), (34.5, 2), (44.0, 3), (53.5, 2))
 ]
-DONOR_IS_LOST = [fault(FaultKind.FAIL_DONOR, 22.0, 5.0, target=0, other=LOSES_POD)]
+DONOR_IS_LOST = [fault(FaultKind.FAIL_DONOR, 22.0, 5.0, target=0, other=EVICTED_AT_ONCE)]
 FINITE_DELAY = Variant(topologies.CHAIN, 2.0)
 SUSPENDING = Variant(topologies.CHAIN, 2.0, during_stabilization="Suspend")
 STABLE = Variant(topologies.CHAIN)

@@ -89,7 +89,7 @@ def test_an_event_ends_a_wait_or_its_time_does() -> None:
     assert done == [(True, 1.0), (False, 4.0)]
 
 
-def test_only_a_long_silence_proves_a_loss() -> None:
+def test_a_host_responds_steadily_only_long_after_a_long_silence() -> None:
     scheduler = Scheduler(0)
     silence = Silence(scheduler)
 
@@ -103,7 +103,7 @@ def test_only_a_long_silence_proves_a_loss() -> None:
     scheduler.run_until(4.9)
     assert not silence.responds_steadily("a")
     assert not respond_at(5.0, 6.0)
-    assert respond_at(*range(7, 22))
+    assert respond_at(*range(7, 22))  # a silence is remembered for 15 s
 
 
 def test_calm_begins_when_the_last_fault_ends() -> None:

@@ -6,7 +6,7 @@ import pytest
 from flights_example import flights_spec
 from model_cluster import ModelCluster
 
-from rekindle_testing.fixtures.built_once import built_once
+from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def cluster() -> ModelCluster:
     return made
 
 
-@built_once
+@copy_of_one_build
 def settled() -> ModelCluster:
     made = ModelCluster()
     made.add_topology("flights", flights_spec())

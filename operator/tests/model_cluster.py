@@ -194,7 +194,7 @@ class ModelCluster(ModelState):
             raw["spec"]["nodeName"] = name
             ready = [] if pod.name in self.stuck else [{"type": "Ready", "status": "True"}]
             raw["status"] = {"phase": "Running", "conditions": ready}
-            if self.refusing and pod.segment_name == self.refusing:
+            if self.refused_by_kubelets and pod.segment_name == self.refused_by_kubelets:
                 raw["status"] = {"phase": "Failed", "reason": "SysctlForbidden", "message": "no"}
             raw["metadata"]["resourceVersion"] = str(self.next_version())
             if pod.role == names.ROLE_COORDINATOR:

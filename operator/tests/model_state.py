@@ -75,7 +75,7 @@ class ModelState:
         # Stream protocols that cannot read from each other, of the coordinator's report.
         self.stream_conflict: list[int] = []
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
-        self.refusing = ""  # the segment whose pods kubelets refuse
+        self.refused_by_kubelets = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back
         self.binding_delay_s = 0.0
         self.opened: dict[str, float] = {}  # pod -> when the scheduler first saw it without gates
@@ -228,7 +228,7 @@ class ModelState:
 
     def _unanswered(self, node: str) -> ProbeResults:
         at = self.died_at[node]
-        return ProbeResults(self.now, at, at)
+        return ProbeResults(self.now, at, unanswered_since=at)
 
     def next_version(self) -> int:
         self.version += 1

@@ -200,7 +200,7 @@ def test_a_coordinator_loses_no_node_whose_kubelet_responds(running: ModelCluste
     assert running.status()["redundancy"] == "8/8"
 
 
-def test_a_kubelet_that_stopped_with_its_tasks_is_no_signal(
+def test_the_last_response_of_a_kubelet_that_stopped_with_its_tasks_keeps_no_node(
     running: ModelCluster,
 ) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
@@ -457,7 +457,7 @@ def test_a_node_with_a_responding_task_is_never_lost(
     age_s: float,
 ) -> None:
     now = running.now + age_s
-    long_ago = ProbeResults(now, now - 20, now - 20)
+    long_ago = ProbeResults(now, now - 20, unanswered_since=now - 20)
     kubelets = {
         node.uid: long_ago if name in silent_kubelets else ProbeResults(now, now)
         for name, node in running.nodes.items()

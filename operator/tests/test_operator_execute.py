@@ -125,7 +125,7 @@ def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
     assert refusal.retry_at > 1000.0
 
 
-def test_a_create_without_a_response_reuses_its_incarnation() -> None:
+def test_a_create_of_unknown_outcome_reuses_its_incarnation() -> None:
     api = Refusing(status=500, message="etcd is unavailable")
     assert run(api).snapshot().uncreated_pods[REF].message == "etcd is unavailable"
     assert "DELETE old" in api.calls
@@ -167,18 +167,18 @@ def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
     assert ("POST pods" in api.calls) is (text == "{}")
 
 
-@pytest.mark.parametrize(("status", "asked"), [(500, 1), (422, 1), (404, 0)])
-def test_a_refused_status_may_be_for_an_older_crd(status: int, asked: int) -> None:
-    found: list[str] = []
+@pytest.mark.parametrize(("status", "checks"), [(500, 1), (422, 1), (404, 0)])
+def test_a_refused_status_requests_a_check_of_the_crd(status: int, checks: int) -> None:
+    requested: list[str] = []
     api = Failing({"PATCH status": status})
     executor = executor_of(
         api,
         ClusterCache(api, None, lambda: 0.0),
         lambda: 0.0,
-        on_refused_status=lambda: found.append("asked"),
+        on_refused_status=lambda: requested.append("check"),
     )
     executor.run([TopologyActions("default/t", (status_reserving("t"),))])
-    assert len(found) == asked
+    assert len(requested) == checks
 
 
 class OnlyValidStatus(client.ApiClient):

@@ -247,9 +247,9 @@ def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
         operator.tick()
         results = operator.probes.results
         for i in range(1, 80):
-            responded_at = results[f"uid-n{i}"].answered_probe_at
-            assert responded_at is not None
-            assert operator.now - responded_at < TIMING.probe_interval_s + 5
+            answered_probe_at = results[f"uid-n{i}"].answered_probe_at
+            assert answered_probe_at is not None
+            assert operator.now - answered_probe_at < TIMING.probe_interval_s + 5
 
 
 def test_a_hundred_nodes_that_die_at_once_are_lost_in_time() -> None:
@@ -327,7 +327,8 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     assert probe(alarmed, START + 1)[:4] == ["b", "d", "e", "a"]
     assert set(probe(alarmed, START + 1)) == set("abcdefg"), "tasks may have to go to any of them"
     unanswered = replace(
-        quiet, kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, START)}
+        quiet,
+        kubelet_probes=probed | {"uid-b": ProbeResults(START, START - 9, unanswered_since=START)},
     )
     assert probe(unanswered, START + 1) == ["a", "d", "e", "b"]
 
@@ -363,22 +364,22 @@ def test_a_response_to_an_earlier_probe_leaves_the_later_one_unanswered() -> Non
     for at in (START, START + 1, START + 2):
         probes.sent("a", at)
     probes.responded("a", START)
-    assert probes.results["a"] == ProbeResults(START + 2, START, START + 1)
+    assert probes.results["a"] == ProbeResults(START + 2, START, unanswered_since=START + 1)
     probes.responded("a", START + 2)
     probes.responded("a", START + 1)  # by another connection
-    assert probes.results["a"] == ProbeResults(START + 2, START + 2, None)
+    assert probes.results["a"] == ProbeResults(START + 2, START + 2)
     probes.sent("a", START + 3)
     probes.sent("a", START + 4)
     probes.reset_timers(START + 5)
     probes.responded("a", START + 3)
-    assert probes.results["a"] == ProbeResults(START + 4, START + 3, START + 5)
+    assert probes.results["a"] == ProbeResults(START + 4, START + 3, unanswered_since=START + 5)
 
 
 def test_a_node_that_was_not_probed_since_a_reset_is_not_avoided() -> None:
     nodes = tuple(node(name) for name in "abc")
     responding = ProbeResults(START + 3, START + 3)
     for sent_at, avoided in ((START - 1, set()), (START + 1, {"uid-b"})):
-        unanswered = ProbeResults(sent_at, START - 9, START)
+        unanswered = ProbeResults(sent_at, START - 9, unanswered_since=START)
         snapshot = Snapshot(
             nodes=nodes, kubelet_probes={"uid-a": responding, "uid-b": unanswered}, own_node="c"
         )
@@ -394,7 +395,7 @@ def test_a_late_response_does_not_undo_a_reset() -> None:
     probes.reset_timers(START + 5)
     probes.responded("b", START + 1)
     probes.responded("a", START)
-    assert probes.results["a"].provably_unanswered_since is None
+    assert probes.results["a"].unanswered_probe_since is None
 
 
 def test_a_clock_that_was_set_back_leaves_no_times_of_before() -> None:
@@ -409,7 +410,7 @@ def test_a_clock_that_was_set_back_leaves_no_times_of_before() -> None:
     probes.sent("a", START)
     probes.sent("a", START + 1)
     probes.responded("a", START)
-    assert probes.results["a"] == ProbeResults(START + 1, START, START + 1)
+    assert probes.results["a"] == ProbeResults(START + 1, START, unanswered_since=START + 1)
 
 
 def test_a_probe_without_a_response_does_not_hold_up_the_next() -> None:
@@ -429,7 +430,7 @@ def test_results_of_a_deleted_node_are_forgotten() -> None:
     for uid in ("a", "b"):
         probes.sent(uid, START)
     probes.retain({"b"})
-    assert probes.results == {"b": ProbeResults(START, None, START)}
+    assert probes.results == {"b": ProbeResults(START, unanswered_since=START)}
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,9 @@ def test_a_pod_that_never_responded_is_not_silent() -> None:
 def test_a_not_ready_node_is_kept_while_a_pod_responds(responded_ago_s: float) -> None:
     """Its kubelet hangs, and the coordinator is being restarted."""
     at = NOW - responded_ago_s
-    snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": ProbeResults(NOW - 0.1, at, NOW - 0.1)})
+    snapshot = world(
+        {**ALL, "a": SILENT}, {**ALL, "a": ProbeResults(NOW - 0.1, at, unanswered_since=NOW - 0.1)}
+    )
     nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
     not_ready = replace(snapshot, nodes=nodes)
     assert lost(not_ready) == (set() if responded_ago_s <= TIMING.pod_silent_s else {"a"})
@@ -200,7 +202,7 @@ def test_neighbours_of_silent_pods_are_probed_on_any_number_of_nodes() -> None:
 
 
 def test_a_pod_that_is_silent_for_long_is_probed_after_its_neighbours() -> None:
-    long_ago = ProbeResults(NOW - 1, NOW - 31, NOW - 31)
+    long_ago = ProbeResults(NOW - 1, NOW - 31, unanswered_since=NOW - 31)
     snapshot = world({}, {"a": long_ago, "b": ANSWERS, "c": ANSWERS})
     snapshot = replace(snapshot, pods=(*snapshot.pods, pod("pa2", "a")))
     responding = replace(ANSWERS, sent_at=NOW - 1)
@@ -217,7 +219,9 @@ def test_if_a_pod_is_silent_the_others_of_its_node_are_probed() -> None:
     both = replace(snapshot, pods=(*snapshot.pods, *neighbours))
     assert lost(both) == {"a"}
     assert "pa2" in {p.uid for p in pods_to_probe(both, set(), NOW, TIMING)}
-    probed = replace(both, pod_probes={**both.pod_probes, "pa2": ProbeResults(NOW, None, NOW)})
+    probed = replace(
+        both, pod_probes={**both.pod_probes, "pa2": ProbeResults(NOW, None, unanswered_since=NOW)}
+    )
     assert "pa3" in {p.uid for p in pods_to_probe(probed, {"pa2"}, NOW, TIMING)}
     for responding in (ANSWERS, replace(ANSWERS, sent_at=NOW, unanswered_since=NOW)):
         assert lost(replace(both, pod_probes={**both.pod_probes, "pa3": responding})) == set()
@@ -296,7 +300,7 @@ def test_a_process_that_accepts_and_says_nothing_is_silent() -> None:
     assert asyncio.run(probe()) == (True, False)
 
 
-def test_replicas_are_replaced_while_most_nodes_are_not_ready() -> None:
+def test_nodes_of_operator_replicas_are_lost_while_most_nodes_are_not_ready() -> None:
     """Nobody reports on these nodes, and their kubelets responded before."""
     dead = {"a": SILENT, "b": SILENT, "c": ANSWERS}
     snapshot = peers_only(world(dead, {}))
@@ -316,6 +320,7 @@ def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
     since = {waiting.uid: NOW - 6, young.uid: NOW - 2}
     snapshot = replace(snapshot, pods_ungated_at=since)
     losses = [loss_of_pod(p, assessment, snapshot, NOW, TIMING) for p in (waiting, taken, young)]
+    # It is bound, but replaced like a pod that no node has taken.
     assert losses == [Loss.UNBOUND, None, None]
 
 

@@ -76,8 +76,8 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
         return True
 
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    store: Any = SimpleNamespace(relist_mirrors=relist_mirrors, forget_uncreated_pods=lambda: None)
-    arguments = (store, operator.executor, operator.uncached, operator.model.settings, leader)
+    cache: Any = SimpleNamespace(relist_mirrors=relist_mirrors, forget_uncreated_pods=lambda: None)
+    arguments = (cache, operator.executor, operator.uncached, operator.model.settings, leader)
     assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
     terms: list[str] = []
     loop = ControlLoop(*arguments, lists(True), lambda: 0.0, lambda: terms.append("new"))
@@ -147,7 +147,7 @@ def test_pods_bound_while_the_mirror_stalls_are_kept(operator: ModelOperator) ->
     assert opened <= uids(operator)
 
 
-def test_a_node_that_is_gone_is_lost_after_a_live_read(started: ModelOperator) -> None:
+def test_a_node_that_is_gone_is_lost_after_an_uncached_read(started: ModelOperator) -> None:
     started.model.remove_node("b")
     started.run(3.0)
     assert started.api.calls_of("GET", "/nodes/b")

@@ -20,8 +20,9 @@ from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:
-    """C_k / f_k of the paper, priority for each unit of missing capacity: alone each of A and B
-    costs 4 + 1; together they share the 4."""
+    """Su and Zhou 2017, section 5: the priority of a query is divided by the cost of its missing
+    partitions, each shared by the queries that use it (C_k / f_k). Alone each of A and B costs
+    4 + 1; together they share the 4."""
     pods = {n: pod(n, cpu) for n, cpu in (("shared", 4), ("a", 1), ("b", 1), ("c", 4))}
     queries = [query("A", 10, "shared", "a"), query("B", 10, "shared", "b"), query("C", 10, "c")]
     plan = make_plan(queries, pods, [], capacity(node("n", 6)))
@@ -91,17 +92,17 @@ def test_the_search_finds_what_best_fit_misses() -> None:
 
 def test_spares_wait_until_a_query_has_waited_long() -> None:
     pods = {"a": pod("a", 4), "b": pod("b", 4)}
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
     nodes = capacity(node("n", 6))
     held = make_plan([query("Q", 1, "a", "b")], pods, [spare], nodes)
     assert dict(held.nodes) == {}
-    given_up = make_plan([query("Q", 1, "a", "b", spares_may_go_first=True)], pods, [spare], nodes)
+    given_up = make_plan([query("Q", 1, "a", "b", reservation_is_over=True)], pods, [spare], nodes)
     assert dict(given_up.nodes) == {"spare": "n"}
 
 
 def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
     pods = {"a": pod("a", 40)}
-    spare = SpareReplica(pod("spare", 1), priority=5, first_replica="")
+    spare = SpareReplica(pod("spare", 1), priority=5, missing_first="")
     plan = make_plan([query("Q", 1, "a")], pods, [spare], capacity(node("n", 6)))
     assert dict(plan.nodes) == {"spare": "n"}
 
@@ -109,7 +110,7 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
     big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, node_selector=(("disk", "ssd"),))
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
     used = NodeCapacity(ssd, ssd.allocatable - ResourceAmounts(4, 1, 1))
     nodes = Capacity(
@@ -121,7 +122,7 @@ def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
 
 def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
     gpu = PodToPlace("g", ResourceAmounts(1, 1, 1, (("gpu", 1),)), "g", 0)
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, first_replica="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
     whole = ResourceAmounts(8, 100, 10, (("gpu", 1),))
     taken = NodeCapacity(replace(node("n", 8), allocatable=whole), ResourceAmounts(4, 99, 9))
     plan = make_plan([query("Q", 1, "g")], {"g": gpu}, [spare], Capacity({"n": taken}, whole))
@@ -155,7 +156,7 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
         )
     available = Capacity(made, total(b.node.allocatable for b in made.values()))
     extra = [
-        SpareReplica(pod(f"s{n}", cpu), priority=5, first_replica="")
+        SpareReplica(pod(f"s{n}", cpu), priority=5, missing_first="")
         for n, cpu in enumerate(spares)
     ]
     plan = make_plan([query("Q", 1, *pods)], pods, extra, available)
@@ -276,7 +277,7 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
     queries = [query(f"q{name}", n, name) for n, name in enumerate(pods)]
     available = capacity(*(node(f"n{i}", cpu) for i, cpu in enumerate(nodes)))
     others = [
-        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), priority=rank, first_replica="")
+        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), priority=rank, missing_first="")
         for n, (cpu, rank) in enumerate(spares)
     ]
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))
@@ -368,7 +369,7 @@ def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, node_selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
-        [query("q", 1, *pods), query("other", 9, "z", spares_may_go_first=True)],
+        [query("q", 1, *pods), query("other", 9, "z", reservation_is_over=True)],
         {**pods, "z": nowhere},
         [],
         nodes,

@@ -38,7 +38,7 @@ _STEPS = st.lists(
         st.tuples(st.just("quota"), st.sampled_from([None, 0, 5, 9])),
         st.tuples(st.just("image"), st.sampled_from(["one", "two"])),
         st.tuples(st.just("replicas"), st.integers(1, 3)),
-        st.tuples(st.just("refuse"), st.sampled_from(["", "storms", "flown"])),
+        st.tuples(st.just("kubelets refuse"), st.sampled_from(["", "storms", "flown"])),
     ),
     max_size=14,
 )
@@ -62,8 +62,8 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             cluster.edit("flights", image=value)
         case ("replicas", number):
             cluster.edit("flights", **with_replicas(number))
-        case ("refuse", segment):
-            cluster.refusing = segment
+        case ("kubelets refuse", segment):
+            cluster.refused_by_kubelets = segment
         case ("quota", value):
             cluster.quota = value
         case ("suspend", value):
@@ -149,7 +149,7 @@ def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
         cluster.settle()
     cluster.binding = True
     cluster.quota = None
-    cluster.refusing = ""
+    cluster.refused_by_kubelets = ""
     cluster.edit("flights", suspend=False)
     for name in ("x", "y", "z"):
         cluster.add_node(name, cpu_m=16_000, memory=64 << 30)

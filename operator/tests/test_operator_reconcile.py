@@ -397,7 +397,7 @@ def test_a_pod_refused_by_kubelets_is_retried_with_back_off(
     running: ModelCluster,
 ) -> None:
     """No recovery begins for what never ran, and no other pod is planned again for it."""
-    running.refusing = "storms"
+    running.refused_by_kubelets = "storms"
     name = next(n for n, p in running.tasks().items() if p.segment_name == "storms")
     running.kill_node_not_ready(running.tasks()[name].node or "")
     began = running.now
@@ -408,7 +408,7 @@ def test_a_pod_refused_by_kubelets_is_retried_with_back_off(
     assert 6 < max(tried) < 18
     waiting = next(q for q in running.status()["queries"] if q["name"] == "storm-watch")
     assert "SysctlForbidden: no" in waiting["waitingFor"]
-    running.refusing = ""
+    running.refused_by_kubelets = ""
     running.pass_time(100.0)
     running.settle()
     assert running.query_states()["storm-watch"] == "Live"

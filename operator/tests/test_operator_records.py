@@ -100,7 +100,9 @@ def test_a_record_of_another_generation_or_name_has_no_effect(
     assert running.condition("Valid")["message"].startswith("generation 2 is accepted")
 
 
-def test_a_topology_created_with_its_record_accepts_its_own(cluster: ModelCluster) -> None:
+def test_a_record_older_than_its_topology_is_refused_until_it_is_deleted(
+    cluster: ModelCluster,
+) -> None:
     for name in "abc":
         cluster.add_node(name)
     cluster.settle()

@@ -78,7 +78,7 @@ def test_a_node_that_the_scheduler_refused_is_not_chosen_again(cluster: Refusing
     assert highest <= 3
 
 
-def test_the_successor_of_a_replica_with_wrong_results_is_on_another_node(
+def test_a_replica_with_wrong_results_is_replaced_on_another_node(
     cluster: RefusingCluster,
 ) -> None:
     """It may be the node that computes wrongly."""
@@ -97,8 +97,8 @@ def test_the_successor_of_a_replica_with_wrong_results_is_on_another_node(
     report = {**view.data_plane, "diverged": [victim.slot.key]}
     cluster.topologies["flights"] = replace(view, status={**view.status, "dataPlane": report})
     cluster.settle()
-    successor = cluster.tasks()["flights-alarms-0-1-2"]
-    assert successor.node not in (None, victim.node)
+    replacement = cluster.tasks()["flights-alarms-0-1-2"]
+    assert replacement.node not in (None, victim.node)
 
 
 @pytest.mark.parametrize(

@@ -38,8 +38,8 @@ from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
+from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 
@@ -54,7 +54,8 @@ class World:
         self.now = 100.0
         self.head = -1
         self.store: list[Manifest] = []
-        self.entries: dict[str, tuple[str, str]] = {}  # corruption and chained digest of each
+        # What is wrong with the state of each ("": nothing), and its chained digest.
+        self.entries: dict[str, tuple[str, str]] = {}
         self.store_up = True
         self.tasks: dict[Slot, SimulatedTask] = {}
         self.incarnations: dict[Slot, int] = {}
@@ -355,7 +356,7 @@ DIAMOND = (
 )
 
 
-@built_once
+@copy_of_one_build
 def started(epochs: int = 10) -> World:
     world = World(DIAMOND)
     world.start_all()

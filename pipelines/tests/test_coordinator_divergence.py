@@ -26,8 +26,8 @@ from rekindle.protocol import (
 )
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
+from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
 LEFT = Partition("left", 0)
 REPLICAS = (Slot("left", 0, 0), Slot("left", 0, 1))
@@ -439,7 +439,7 @@ def test_a_response_of_an_older_release_has_only_digests() -> None:
 # --- the coordinator ---
 
 
-@built_once
+@copy_of_one_build
 def with_wrong_replica(replica: int, *, forever: bool = False, epochs: int = 12) -> World:
     """A replica computes wrongly from some epoch on, in its first boot only or always."""
     world = started()
@@ -496,7 +496,7 @@ SOURCE, AGG = Partition("src", 0), Partition("agg", 0)
 READERS = (Slot("agg", 0, 0), Slot("agg", 0, 1))
 
 
-@built_once
+@copy_of_one_build
 def readers(replicas: int = 2) -> World:
     """Replicas that read a source, and agree."""
     parts = (
@@ -1163,7 +1163,7 @@ STARTS = [World.start_coordinator, World.restart_coordinator]
 """Of a new coordinator: its next incarnation, or another process of the same incarnation."""
 
 
-@built_once
+@copy_of_one_build
 def disputed_while_one_computes_again(corrupt: int) -> World:
     """Replica 1 computes again, and has not come to the epoch yet."""
     world = started()

@@ -30,8 +30,8 @@ from rekindle.coordinator.model import (
 from rekindle.protocol import CheckpointDone, TaskPhase
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
+from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
@@ -127,7 +127,7 @@ class LossyWorld(World):
         self.lost |= self.needed()
 
 
-@built_once
+@copy_of_one_build
 def started() -> LossyWorld:
     world = LossyWorld()
     world.start_all()

@@ -12,14 +12,14 @@ from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemChanged
 from rekindle.coordinator.tasks.membership import MIN_SILENCE_S, Membership
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.built_once import built_once
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
+from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
 SRC = Slot("src", 0, 0)
 LEFT = Slot("left", 0, 0)
 
 
-@built_once
+@copy_of_one_build
 def started(epochs: int = 6) -> World:
     world = World(DIAMOND)
     world.start_all()

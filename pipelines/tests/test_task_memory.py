@@ -190,14 +190,14 @@ def test_a_killed_task_finds_the_size_of_its_call(tmp_path: Path) -> None:
 def test_a_task_that_is_killed_while_its_call_waits_finds_no_size(tmp_path: Path) -> None:
     """Other threads may wait too: for them the call goes on."""
     file, found = CallSizeFile(tmp_path), CallSizeFile(tmp_path)
-    with file.waiting():
+    with file.during_wait():
         file.begin(CallSize(5, 40))
     assert found.interrupted() == CallSize(5, 40)
     with ThreadPoolExecutor(1) as pool:
-        waits = file.waiting()
+        waits = file.during_wait()
         pool.submit(waits.__enter__).result(10)
         assert found.interrupted() == CallSize(5, 40)
-    with contextlib.suppress(StoreError), file.waiting():
+    with contextlib.suppress(StoreError), file.during_wait():
         assert found.interrupted() is None
         raise StoreError
     assert found.interrupted() == CallSize(5, 40)

@@ -38,7 +38,8 @@ class TaskSample:
 @dataclass(slots=True)
 class Freshness:
     """`upstream`: the partitions that each one reads. `tentative`: how many tentative epochs were
-    seen; `longest_s`: the longest time from an epoch's arrival until there was a result of it."""
+    seen; `longest_s`: the longest time from an epoch's arrival to an observation without a result
+    of it."""
 
     upstream: Mapping[Partition, frozenset[Partition]]
     max_delay_s: float

@@ -244,7 +244,7 @@ class Session:
             failures.append(Failure(None, f"{failed:g} reconcile passes failed"))
         if self._watcher.error:
             failures.append(Failure(None, f"the watch failed: {self._watcher.error}"))
-        if lines := self.operator.error_lines():
+        if lines := self.operator.unexpected_lines():
             failures.append(Failure(None, "\n".join(lines[-5:])))
         return failures
 

@@ -87,7 +87,7 @@ class OperatorProcess:
     def leads(self) -> bool:
         return "rekindle_operator_leader 1.0" in self.get("/metrics")
 
-    def error_lines(self) -> list[str]:
+    def unexpected_lines(self) -> list[str]:
         """Lines of the log that report exceptions, or that are not of its logging (no JSON)."""
         lines = self.log.read_text().splitlines()
         return [line for line in lines if '"exception"' in line or not line.startswith("{")]

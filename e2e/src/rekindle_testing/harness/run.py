@@ -64,7 +64,7 @@ class Run:
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
         self._wait_reached(goal, timeout_s)
 
-    def wait_durable(self, epoch: int, timeout_s: float = 90) -> None:
+    def wait_sinks_reach(self, epoch: int, timeout_s: float = 90) -> None:
         """Until every sink has written all rows through `epoch`, and every query is Live."""
         self._wait_reached(dict.fromkeys(self.queries(), epoch), timeout_s)
 

@@ -222,9 +222,8 @@ class ProbeResults:
     unanswered_since: float | None = None
 
     @property
-    def provably_unanswered_since(self) -> float | None:
-        """As `unanswered_since`, None while it was not probed since the timers were
-        reset: nothing is proved."""
+    def unanswered_probe_since(self) -> float | None:
+        """As `unanswered_since`; None if no probe was sent since the timers were reset."""
         first = self.unanswered_since
         return first if first is not None and first <= self.sent_at else None
 

@@ -68,7 +68,7 @@ from rekindle_operator.reconcile.replacements import (
 )
 from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
-from rekindle_operator.reconcile.slots import NumberedStates, SlotState, observe_slots
+from rekindle_operator.reconcile.slots import SlotPair, SlotState, observe_slots
 from rekindle_operator.reconcile.status import (
     build_status,
     failed_status,
@@ -96,7 +96,7 @@ class ObservedTopology:
     accepting: tuple[Action, ...]
     states: tuple[SlotState, ...]
     superseded: tuple[SlotState, ...]
-    replicas: tuple[NumberedStates, ...]
+    replicas: tuple[SlotPair, ...]
     given_up: tuple[GivenUp, ...]
 
 

@@ -24,7 +24,7 @@ from rekindle_operator.reconcile.health import (
     replica_state,
 )
 from rekindle_operator.reconcile.phases import SlotPhase
-from rekindle_operator.reconcile.slots import NumberedStates, SlotState, task_pods
+from rekindle_operator.reconcile.slots import SlotPair, SlotState, task_pods
 from rekindle_operator.recovery.losses import Loss
 
 MOVES_AT_ONCE = 2
@@ -50,7 +50,7 @@ class MovedStates:
 
 def with_moves(
     context: ReconcileContext,
-    replicas: Sequence[NumberedStates],
+    replicas: Sequence[SlotPair],
     leaving: frozenset[str] = frozenset(),
 ) -> MovedStates:
     """`leaving`: names of pods that are to be replaced although their nodes are not cordoned."""
@@ -126,7 +126,7 @@ def _pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
     return frozenset(p.name for p in task_pods(context) if p.node in draining)
 
 
-def _by_age(replicas: NumberedStates) -> tuple[SlotState, SlotState]:
+def _by_age(replicas: SlotPair) -> tuple[SlotState, SlotState]:
     """The task, and its successor if there is one."""
     first, second = replicas
     if first.pod is None or second.pod is None:
@@ -202,7 +202,7 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
 
 
 def _on_staying_nodes(
-    replicas: Iterable[NumberedStates], leaving: frozenset[str]
+    replicas: Iterable[SlotPair], leaving: frozenset[str]
 ) -> Mapping[Partition, Sequence[SlotState]]:
     """By partition, the replicas that are on nodes that stay."""
     found: dict[Partition, list[SlotState]] = defaultdict(list)

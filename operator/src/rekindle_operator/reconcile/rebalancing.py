@@ -32,8 +32,8 @@ from rekindle_operator.reconcile.planning import (
 )
 from rekindle_operator.reconcile.replacements import replacements
 from rekindle_operator.reconcile.slots import (
-    NumberedStates,
     RebalancingMove,
+    SlotPair,
     SlotState,
     task_pods,
 )
@@ -61,19 +61,17 @@ class MovesInProgress:
     """`replicas`: with `rebalancing` set in the states of successors. `leaving`: names of the pods
     that are to be replaced."""
 
-    replicas: tuple[NumberedStates, ...]
+    replicas: tuple[SlotPair, ...]
     leaving: frozenset[str] = frozenset()
     given_up: tuple[GivenUp, ...] = ()
 
 
-def moves_in_progress(
-    context: ReconcileContext, replicas: Sequence[NumberedStates]
-) -> MovesInProgress:
+def moves_in_progress(context: ReconcileContext, replicas: Sequence[SlotPair]) -> MovesInProgress:
     """If one is given up, its task is no longer about to leave: as with a planned move whose node
     is uncordoned, the successor is deleted. If the task is lost instead, a successor that has a
     node takes its place; one without a node could only be on the target, so another pod is
     created instead."""
-    found: list[NumberedStates] = []
+    found: list[SlotPair] = []
     leaving: set[str] = set()
     given_up: list[GivenUp] = []
     for numbered in replicas:
@@ -97,7 +95,7 @@ def moves_in_progress(
                 and state.phase_without_loss is SlotPhase.GATED
             ):
                 pair[index] = replace(state, pod=None, loss=None)
-        found.append(NumberedStates(*pair))
+        found.append(SlotPair(*pair))
     return MovesInProgress(tuple(found), frozenset(leaving), tuple(given_up))
 
 
@@ -113,7 +111,7 @@ def _move_of(state: SlotState, old: SlotState) -> RebalancingMove | None:
 
 
 def _why_given_up(
-    context: ReconcileContext, successor: SlotState, replicas: Iterable[NumberedStates]
+    context: ReconcileContext, successor: SlotState, replicas: Iterable[SlotPair]
 ) -> str:
     """Why a move does not go on; empty if it does. One that has failed stays so while its successor
     cannot be deleted yet."""
@@ -138,7 +136,7 @@ def _is_of(entry: RebalancingEntry, state: SlotState) -> bool:
     return (state.slot.key, incarnation) == (entry.slot, entry.incarnation)
 
 
-def _trouble(context: ReconcileContext, replicas: Iterable[NumberedStates]) -> str:
+def _trouble(context: ReconcileContext, replicas: Iterable[SlotPair]) -> str:
     """What is wrong with the topology, which then has more urgent needs; empty: nothing."""
     assert context.running is not None
     if not context.running.topology.spec.recovery.rebalance:
@@ -194,7 +192,7 @@ def _is_settled(context: ReconcileContext, state: SlotState) -> bool:
 def begin_move(
     context: ReconcileContext,
     states: Sequence[SlotState],
-    replicas: Iterable[NumberedStates],
+    replicas: Iterable[SlotPair],
     loads: NodeLoads,
 ) -> SlotState | None:
     """The successor that is to be created, of a topology that may begin a move; None: every task is

@@ -127,14 +127,14 @@ def task_pods(context: ReconcileContext) -> list[PodView]:
     ]
 
 
-class NumberedStates(NamedTuple):
+class SlotPair(NamedTuple):
     """One replica under its two numbers; usually the second one has no pod."""
 
     first: SlotState
     second: SlotState
 
 
-def observe_slots(context: ReconcileContext) -> tuple[NumberedStates, ...]:
+def observe_slots(context: ReconcileContext) -> tuple[SlotPair, ...]:
     """Empty while the topology needs no pods."""
     if context.running is None or not context.needs_pods:
         return ()
@@ -167,7 +167,7 @@ def observe_slots(context: ReconcileContext) -> tuple[NumberedStates, ...]:
             return _with_pod(context, state, pod, start_failures, template_digest)
         return state.lost(Loss.GONE) if _had_pod(context, state) else state
 
-    return tuple(NumberedStates(observe(s), observe(s.alternate)) for s in topology.slots())
+    return tuple(SlotPair(observe(s), observe(s.alternate)) for s in topology.slots())
 
 
 def _with_pod(

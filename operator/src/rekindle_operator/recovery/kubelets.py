@@ -41,9 +41,9 @@ def find_silent_kubelets(
         for name, probed in known
         if probed.answered_probe_at is not None
         and now - probed.answered_probe_at <= max_response_age_s
-        and probed.provably_unanswered_since is not None
+        and probed.unanswered_probe_since is not None
         # The probe that got a response is later, so it was of another kubelet.
-        and newest_answered_at - probed.provably_unanswered_since >= timing.kubelet_silent_s
+        and newest_answered_at - probed.unanswered_probe_since >= timing.kubelet_silent_s
     )
 
 
@@ -62,9 +62,9 @@ def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) ->
         names[uid]
         for uid, probed in snapshot.kubelet_probes.items()
         if uid in names
-        and probed.provably_unanswered_since is not None
-        and newest_answered_at - probed.provably_unanswered_since >= timing.kubelet_silent_s
-        and now - probed.provably_unanswered_since < timing.quarantine_s
+        and probed.unanswered_probe_since is not None
+        and newest_answered_at - probed.unanswered_probe_since >= timing.kubelet_silent_s
+        and now - probed.unanswered_probe_since < timing.quarantine_s
     )
 
 

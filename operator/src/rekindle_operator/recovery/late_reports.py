@@ -101,7 +101,7 @@ def silent_by_own_probes(
             or now - results.answered_probe_at > timing.probe_response_max_age_s
         ):
             continue
-        first = results.provably_unanswered_since
+        first = results.unanswered_probe_since
         if first is not None and last_response_at - first >= timing.pod_silent_s:
             silent.add(pod.node)
     return frozenset(silent) - nodes_with_responding_pods(snapshot, now, timing)

@@ -33,7 +33,7 @@ class DownQuery:
     key: tuple[str, str]  # topology "namespace/name", query ("" for all of them together)
     priority: int
     needs: frozenset[str]
-    spares_may_go_first: bool = False  # it has waited so long; nothing is reserved for it
+    reservation_is_over: bool = False  # it has waited so long; nothing is reserved for it
     paths: tuple[frozenset[str], ...] = ()
 
 
@@ -43,7 +43,7 @@ class SpareReplica:
 
     pod: PodToPlace
     priority: int  # the highest of the queries that use the partition
-    first_replica: str  # key of the need for the first one, if that is missing too; or ""
+    missing_first: str  # key of the need for the first one, if that is missing too; or ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def make_plan(
     else:
         order, waiting, placement = _best_greedy(queries, pods, capacity)
     over = frozenset(q.key for q in waiting if not _is_within_shares(q, pods, placement))
-    reserving = [q for q in waiting if q.key not in over and not q.spares_may_go_first]
+    reserving = [q for q in waiting if q.key not in over and not q.reservation_is_over]
     missing = {n for q in reserving if _lacks_only_capacity(q, pods, capacity) for n in q.needs}
     met = {need for q in queries if q not in waiting for need in q.needs}
     may_be_next = [q for q in waiting if q.key not in over]
@@ -232,7 +232,7 @@ def _with_spares(
     capacity, nodes = placement.capacity, dict(placement.nodes)
     reserved = _Reserved.of(reserved_pods, capacity)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.pod.replica, s.pod.key)):
-        if spare.first_replica and spare.first_replica not in met:
+        if spare.missing_first and spare.missing_first not in met:
             continue  # a second replica of what has no first
         if (excluded := reserved.excluded_nodes(spare.pod, capacity)) is None:
             continue

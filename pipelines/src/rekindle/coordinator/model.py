@@ -137,9 +137,10 @@ class ManifestRaceLost:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRefused:
-    """Nothing was written: states of these entries are missing in the store."""
+    """Nothing was written: states of these entries are missing in the store. `entries`: names of
+    their objects."""
 
-    objects: tuple[str, ...]
+    entries: tuple[str, ...]
     message: str
 
 

@@ -470,7 +470,7 @@ class OutputLog:
             start = self._cursors.get(epoch) if epoch > file.first else None
             if start is None:
                 start = file.offset_before(epoch)
-            end = file.tail.closed
+            end = file.tail.final_bytes
             if file.spilled is None:
                 return file, View(file.map(end), start, end)
         fetched = fetch(file)  # without the lock: it may be slow

@@ -2,7 +2,8 @@
 
 A request is JSON, with the same identity as requests for epochs. A reply is one frame, like those
 of epochs: a prefix (length of the header, CRC-32 of it), the header in JSON, and for a chunk its
-bytes, which have their own digest. `later` is the reply of a donor that has no answer yet.
+bytes, which have their own digest. `later` is the reply of a donor that has nothing to reply with
+yet.
 
 Design: docs/design/state-movement.md#over-http.
 """
@@ -72,7 +73,7 @@ def request_of(content: Mapping[str, Any]) -> MessageToDonor:
 
 
 def reply_frame(reply: MessageToNewcomer | None, sender: MessageIdentity) -> tuple[bytes, bytes]:
-    """The frame, and the bytes that follow it. `reply`: None for `later`."""
+    """The frame, and the bytes that follow it. `reply`: None if there is none yet (`later`)."""
     data = b""
     match reply:
         case None:
@@ -101,7 +102,8 @@ def max_reply_bytes(chunk_bytes: int) -> int:
 
 
 def reply_of(body: bytes | bytearray, identity: Identity) -> MessageToNewcomer | None:
-    """The reply; None for `later`. Raises StreamRefused for a reply of another topology or release,
+    """The reply; None if there is none yet (`later`). Raises StreamRefused for a reply of another
+    topology or version,
     ValueError for a damaged one; a chunk's digest is checked by the newcomer's core."""
     if len(body) < _PREFIX.size:
         raise ValueError(f"a reply of {len(body)} bytes")

@@ -48,8 +48,8 @@ _SCAN_BYTES = 1 << 16
 
 
 class RecordKind(IntEnum):
-    """What a record is. The numbers are stored. Which are in use:
-    docs/design/streams.md#log-records."""
+    """What a record is. The numbers are stored; the last three are reserved, and not written yet
+    (docs/design/streams.md#log-records)."""
 
     STABLE = 1
     TENTATIVE = 2

@@ -49,8 +49,8 @@ class Tail:
     growing: GrowingRecord | None = None
 
     @property
-    def closed(self) -> int:
-        """The offset up to which bytes do not change any more."""
+    def final_bytes(self) -> int:
+        """So many bytes, from the begin of the file, do not change any more."""
         return self.size if self.growing is None else self.growing.record.start
 
     def with_record(self, record: Record) -> Tail:

@@ -62,11 +62,10 @@ class CallSizeFile:
             _log.warning("the size of a call cannot be written to %s: %s", self._path, error)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
+    def during_wait(self) -> Iterator[None]:
         """A context in which the call waits for state that is fetched from the checkpoint store,
-        perhaps for long, and needs no memory: if the task is
-        killed then, the size of the call is not the reason. Does nothing in other threads than that
-        of the call."""
+        perhaps for long, and needs no memory: if the task is killed then, the size of the call is
+        not the reason. Does nothing in other threads than that of the call."""
         size = self.interrupted() if self._written else None
         if size is None or self._thread != threading.get_ident():
             yield

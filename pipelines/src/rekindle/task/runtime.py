@@ -360,7 +360,7 @@ class TaskRuntime:
             saver.state_incomplete()
         call_size_file = CallSizeFile(self._config.data)
         if self._startup.fetch is not None:
-            self._startup.fetch.during_wait = call_size_file.waiting
+            self._startup.fetch.during_wait = call_size_file.during_wait
         loop = EpochLoop(
             chain=started.chain,
             state=state,

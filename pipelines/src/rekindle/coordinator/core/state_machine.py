@@ -181,8 +181,8 @@ class Coordinator:
                 return effects + [e for t in self.membership for e in self._assign_restore(t)]
             case ManifestRaceLost():
                 return self.committer.race_lost()
-            case EntriesRefused(objects=objects, message=message):
-                return self.committer.entries_refused(objects, message, now)
+            case EntriesRefused(entries=entries, message=message):
+                return self.committer.entries_refused(entries, message, now)
             case StoreFailed(message=message):
                 return self.committer.store_failed(message, now)
             case GarbageCollected(problem=problem, unrestorable=unrestorable):

@@ -61,7 +61,9 @@ class CheckpointStore:
 
     async def not_committable(self, entries: list[str]) -> dict[str, str]:
         """Those of these entries that must not be committed, each with the reason."""
-        return await self._run("looking for states", lambda m, _: m.not_committable(entries))
+        return await self._run(
+            "checking the new checkpoint entries", lambda m, _: m.not_committable(entries)
+        )
 
     async def write(self, effect: WriteManifest) -> Manifest | None:
         """The manifest that was written; None if its number was taken."""

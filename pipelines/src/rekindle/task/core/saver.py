@@ -55,9 +55,10 @@ class EntryCommitted:
 
 @dataclass(frozen=True, slots=True)
 class EntriesRefused:
-    """These entries cannot be restored: objects that they need are missing or damaged."""
+    """These entries cannot be restored: objects that they need are missing or damaged. `entries`:
+    names of the entries' own objects."""
 
-    objects: frozenset[str]
+    entries: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +157,8 @@ class SaverCore:
                     self._saved.popleft()
                 while self._pending and self._pending[0].epoch <= point.epoch:
                     self._drop_oldest()
-            case EntriesRefused(objects):
-                self._entries_refused(objects)
+            case EntriesRefused(entries):
+                self._entries_refused(entries)
             case StateIncomplete():
                 self._complete = False
             case StateComplete():
@@ -218,16 +219,16 @@ class SaverCore:
             return None
         return committed.object
 
-    def _entries_refused(self, objects: frozenset[str]) -> None:
+    def _entries_refused(self, entries: frozenset[str]) -> None:
         """Everything saved so far, and the save in progress, may refer to the missing objects.
         (Each poll repeats its refused entries, so some are known already.)"""
         known = {done.object: done.epoch for done in self._saved}
         if self._committed is not None and self._committed.object is not None:
             known[self._committed.object] = self._committed.epoch
-        if any(known[name] > self._distrusted for name in objects & known.keys()):
+        if any(known[name] > self._distrusted for name in entries & known.keys()):
             saving = [self._saving.epoch] if self._saving is not None else []
             self._distrusted = max([*known.values(), *saving])
-        self._saved = deque(done for done in self._saved if done.object not in objects)
+        self._saved = deque(done for done in self._saved if done.object not in entries)
 
     def _entry_saved(self, done: CheckpointDone) -> None:
         self._end_save()
