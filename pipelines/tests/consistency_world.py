@@ -254,10 +254,12 @@ class Task:
         now = self.world.now
         match effect:
             case ProcessStable(epochs):
-                took_s = self.world.chain.call_s + self.world.chain.process_epoch_s * len(epochs)
+                took_s = self.world.options.call_s + self.world.options.process_epoch_s * len(
+                    epochs
+                )
                 self.world.at(now + took_s, partial(self._stable, epochs))
             case ProcessTentative():
-                self.world.at(now + self.world.chain.call_s, partial(self._tentative, effect))
+                self.world.at(now + self.world.options.call_s, partial(self._tentative, effect))
             case ForkState(attempt, after):
                 assert attempt not in self.states
                 assert after == self._newest()
@@ -304,15 +306,15 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
-    """How a world of tasks in a row is built (not the chain of operators of a task); times in
+class WorldOptions:
+    """How a world of tasks in a row is built (`tasks` of them); times in
     seconds."""
 
     tasks: int = 1
     max_delay_s: float | None = 3.0
     during_failure: Policy = Policy.PROCESS
     during_stabilization: Policy = Policy.PROCESS
-    blocking: frozenset[int] = frozenset()
+    blocking_inputs: frozenset[int] = frozenset()
     read_ahead_bytes: int = 1 << 20
     max_buffered_epochs: int = 1024
     latencies: tuple[float, ...] = ()  # of the links, first task first; 0.01 if left out
@@ -323,18 +325,18 @@ class Chain:
 
 
 class World:
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
+    def __init__(self, options: WorldOptions) -> None:
+        self.options = options
         self.now = 0.0
         self.epochs = 0  # that the sources have released
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self.send_to_partner: Callable[[Task, ConsistencyEffect], None] = lambda task, effect: None
-        latencies = itertools.chain(chain.latencies, itertools.repeat(0.01))
+        latencies = itertools.chain(options.latencies, itertools.repeat(0.01))
         upstream, self.sources = Stream(), list[Stream]()
         self.sources.append(upstream)
         self.tasks: list[Task] = []
-        for _ in range(chain.tasks):
+        for _ in range(options.tasks):
             side = Stream()
             self.sources.append(side)
             task = self._task([upstream, side], latencies)
@@ -344,19 +346,19 @@ class World:
     def _task(
         self, streams: list[Stream], latencies: itertools.chain[float], replica: int = 0
     ) -> Task:
-        chain = self.chain
+        options = self.options
         settings = ConsistencySettings(
             inputs=[[0] for _ in streams],
             schemas=[SCHEMA for _ in streams],
-            blocking=chain.blocking,
-            max_delay_s=chain.max_delay_s,
-            during_failure=chain.during_failure,
-            during_stabilization=chain.during_stabilization,
-            has_partner=chain.has_partner,
+            blocking_inputs=options.blocking_inputs,
+            max_delay_s=options.max_delay_s,
+            during_failure=options.during_failure,
+            during_stabilization=options.during_stabilization,
+            has_partner=options.has_partner,
             replica=replica,
-            read_ahead_bytes=chain.read_ahead_bytes,
-            max_buffered_epochs=chain.max_buffered_epochs,
-            max_call_epochs=chain.call_epochs,
+            read_ahead_bytes=options.read_ahead_bytes,
+            max_buffered_epochs=options.max_buffered_epochs,
+            max_call_epochs=options.call_epochs,
         )
         core = ConsistencyCore(settings, 0, NO_EPOCH)
         core.machine = Recording("consistency", TRANSITIONS, ConsistencyState.STABLE)
@@ -407,13 +409,13 @@ class World:
 
 
 class Replicas(World):
-    """Two replicas of the one task of a chain, with links of their own, that ask each other."""
+    """Two replicas of one task, with links of their own, that ask each other."""
 
     MESSAGE_S = 0.05
 
-    def __init__(self, chain: Chain) -> None:
-        super().__init__(replace(chain, has_partner=True))
-        latencies = itertools.chain(chain.latencies[2:], itertools.repeat(0.01))
+    def __init__(self, options: WorldOptions) -> None:
+        super().__init__(replace(options, has_partner=True))
+        latencies = itertools.chain(options.latencies[2:], itertools.repeat(0.01))
         self.tasks.append(self._task(self.sources, latencies, replica=1))
         self.send_to_partner = self._send
 
@@ -432,12 +434,12 @@ class Replicas(World):
         self.at(self.now + self.MESSAGE_S, partial(self.tasks[replica].step, event))
 
 
-def failure_free(chain: Chain, epochs: int) -> list[list[int]]:
+def failure_free(options: WorldOptions, epochs: int) -> list[list[int]]:
     """The stable output of each task in a run without failures."""
-    states, streams = [0] * chain.tasks, [list[int]() for _ in range(chain.tasks)]
+    states, streams = [0] * options.tasks, [list[int]() for _ in range(options.tasks)]
     for epoch in range(epochs):
         value = epoch * 7
-        for k in range(chain.tasks):
+        for k in range(options.tasks):
             tables = [rows_of(v) for v in (value, epoch * 7 + k + 1)]
             value = states[k] = fold(states[k], EpochInput(epoch, epoch - 1, epoch, tuple(tables)))
             streams[k].append(value)

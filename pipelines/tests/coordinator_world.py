@@ -284,16 +284,16 @@ class World:
 
     def run_epochs(self, epochs: int) -> None:
         """Run without failures: each epoch takes four polling intervals."""
-        self.run_with_idle(None, epochs)
+        self.run_while_stuck(None, epochs)
 
-    def run_with_idle(self, idle: Slot | None, epochs: int) -> None:
+    def run_while_stuck(self, stuck: Slot | None, epochs: int) -> None:
         """Like `run_epochs`, while one task responds but does nothing."""
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
             self.release_epoch()
             for _ in range(4):
                 for slot in sorted(self.tasks, key=lambda s: segments.index(s.segment)):
-                    if slot != idle:
+                    if slot != stuck:
                         self.work(slot, 8)
                 self.poll_round()
 

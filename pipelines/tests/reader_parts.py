@@ -23,7 +23,7 @@ from rekindle_testing.waiting import eventually
 A, B, C = "10.0.0.1:8815", "10.0.0.2:8815", "10.0.0.3:8815"
 
 
-def endpoints(
+def routes_to(
     *addresses: str, suspected: str = "", lagging: tuple[str, ...] = (), incarnation: int = 1
 ) -> RoutesChanged:
     return RoutesChanged(

@@ -1,4 +1,4 @@
-"""A chain of real task cores whose output may be tentative, with a fake engine.
+"""A row of real task cores whose output may be tentative, with a fake engine.
 
 As `consistency_world`, but the consistency manager is in a `TaskCore`: calls go through its loop,
 and results come from a log and its branches. The engine may fail, and calls take time.
@@ -14,11 +14,11 @@ from typing import Any
 
 from consistency_world import (
     SCHEMA,
-    Chain,
     Record,
     Stream,
     Task,
     World,
+    WorldOptions,
     fold,
     rows_of,
 )
@@ -145,9 +145,9 @@ class CoreTask(Task):
         now = self.world.now
         match effect:
             case ProcessEpochs(_, epochs, attempt):
-                process_epoch_s = 0.0 if attempt else self.world.chain.process_epoch_s
+                process_epoch_s = 0.0 if attempt else self.world.options.process_epoch_s
                 self.calls.append((attempt, epochs[0].epoch, epochs[-1].epoch))
-                took_s = self.world.chain.call_s + process_epoch_s * len(epochs)
+                took_s = self.world.options.call_s + process_epoch_s * len(epochs)
                 self.world.at(now + took_s, partial(self._process_call, effect))
             case AppendEpochs(outputs):
                 self._append_stable(outputs)
@@ -213,18 +213,18 @@ class CoreWorld(World):
     def _task(self, streams: list[Stream], latencies: Any, replica: int = 0) -> CoreTask:
         plain = super()._task(streams, latencies, replica)
         ref = REF.model_copy(update={"replica": replica})
-        chain = self.chain
+        options = self.options
         settings = ConsistencySettings(
             inputs=[[0] for _ in streams],
             schemas=[SCHEMA for _ in streams],
-            blocking=chain.blocking,
-            max_delay_s=chain.max_delay_s,
-            during_failure=chain.during_failure,
-            during_stabilization=chain.during_stabilization,
+            blocking_inputs=options.blocking_inputs,
+            max_delay_s=options.max_delay_s,
+            during_failure=options.during_failure,
+            during_stabilization=options.during_stabilization,
             replica=replica,
-            read_ahead_bytes=chain.read_ahead_bytes,
-            max_buffered_epochs=chain.max_buffered_epochs,
-            max_call_epochs=chain.call_epochs,
+            read_ahead_bytes=options.read_ahead_bytes,
+            max_buffered_epochs=options.max_buffered_epochs,
+            max_call_epochs=options.call_epochs,
         )
         core = TaskCore(
             TaskSettings(
@@ -245,13 +245,13 @@ class CoreWorld(World):
 
 
 class CoreReplicas(CoreWorld):
-    """Two replicas of the one task of a chain, with links of their own. A coordinator polls each of
-    them every POLL_S; what it says of the other one is from the poll before."""
+    """Two replicas of one task, with links of their own. A coordinator polls each
+    of them every POLL_S; what it says of the other one is from the poll before."""
 
     POLL_S = 0.25
 
-    def __init__(self, chain: Chain) -> None:
-        super().__init__(chain)
+    def __init__(self, options: WorldOptions) -> None:
+        super().__init__(options)
         self.responses: dict[int, PollResponse] = {}
         self.lost: set[int] = set()  # replicas from which the coordinator gets no responses
         self.tasks.append(self._task(self.sources, itertools.repeat(0.01), replica=1))
@@ -286,4 +286,4 @@ def records_of(task: Task, kind: BatchKind) -> list[Record]:
     return [record for record in task.stream.records if record.kind is kind]
 
 
-__all__ = ["Chain", "CoreReplicas", "CoreTask", "CoreWorld", "play_cuts", "records_of"]
+__all__ = ["CoreReplicas", "CoreTask", "CoreWorld", "WorldOptions", "play_cuts", "records_of"]

@@ -161,7 +161,7 @@ class World:
         )
         self.saver = CheckpointSaver(self.states)
         self.sinks = SinkWriters(
-            self.log, state.epoch, lambda _, __: self.sink, earlier.compare_from
+            self.log, state.epoch, lambda _, __: self.sink, earlier.compare_files_from
         )
         self.status = TaskStatus(
             REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: self.now

@@ -512,11 +512,11 @@ def test_an_object_has_to_be_what_its_entry_describes(world: World) -> None:
 def test_what_was_restored_does_not_count_as_waiting(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only what was appended since the restore does: a state with many pending rows does not keep
-    its first call waiting."""
+    """Rows that were pending at the restore do not count towards the limit above which a call waits
+    for runs that are not fetched: only those appended since then do."""
     with monkeypatch.context() as slow:
         slow.setattr(operator, "COMPACTION_RATIO", 0.0)
-        state = replace(fill(world, 500), credit=1 << 20)
+        state = replace(fill(world, 500), credit=1 << 20)  # compaction has none of a ratio of 0
     assert state.pending.sum() == 1500
     monkeypatch.setattr(compaction, "WAITING_BYTES", state.nbytes)
     state = world.restore(world.save(state, 2))

@@ -207,7 +207,7 @@ def test_what_a_task_found_damaged_is_neither_committed_nor_restored(
     assert manifests.not_committable([new.object]) == {}
 
 
-def test_many_damaged_objects_are_read_again_by_listings_alone(
+def test_many_damaged_objects_are_read_again_only_when_the_whole_store_is_listed(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     states, now = StateStore(store, "u"), 0.0

@@ -71,7 +71,7 @@ def many_small_objects() -> Any:
         patch.setattr(state_module, "OBJECT_BYTES", 1)
         patch.setattr(compaction, "PAGE_ROWS", 4)
         patch.setattr(compaction, "WAITING_BYTES", 2_000)
-        patch.setattr(compaction, "SINGLE_DELTAS", 3)
+        patch.setattr(compaction, "MAX_SINGLE_DELTAS", 3)
         patch.setattr(fetching, "_BACKOFF", BackoffPolicy(first_s=0.001, longest_s=0.002))
         yield
 

@@ -264,7 +264,7 @@ def test_loaded_state_equals_saved_state(
 
 
 def test_entries_survive_json() -> None:
-    layouts = {"a": {"pages": {"pane": [0]}, "floor": -(2**63)}}
+    layouts = {"a": {"pages": {"pane": [0]}, "floor": -(2**63)}}  # `first_live_pane_us`
     entry = Entry("s", 1, 9, -(2**63), ("a", "b"), {"a": ("x", "y")}, layouts=layouts)
     assert decode_entry(encode_entry(entry)) == entry
     with pytest.raises(ValueError, match="not a checkpoint entry"):

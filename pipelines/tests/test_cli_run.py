@@ -60,7 +60,7 @@ def files_source(
 ) -> OpenedSource:
     """A source of files with 10,000 rows, of these event times."""
     summary = SourceSummary(10_000, *(None if t is None else micros(t) for t in (first, last)))
-    return OpenedSource("a", summary, last_epoch, ("speedup", 60.0), computed=False)
+    return OpenedSource("a", summary, last_epoch, ("speedup", 60.0), generated=False)
 
 
 def lines(*events: SourcesOpened | SparkStarting | Progress) -> list[str]:
@@ -91,7 +91,7 @@ def test_the_start_has_rows_and_event_times_of_each_source() -> None:
         SourceSummary(None, start, None),
         last_epoch=None,
         speed_field=("rowsPerSecond", 5.0),
-        computed=True,
+        generated=True,
     )
     sources = (files_source(), timeless, endless)
     assert lines(SourcesOpened(sources, last_epoch=7, epoch_interval_us=500_000)) == [
@@ -124,8 +124,8 @@ def test_implausible_event_times_get_a_warning(
     assert warnings == ([] if warning is None else [f"t: warning: source a: {warning}"])
 
 
-def test_computed_event_times_get_no_warning() -> None:
-    generated = replace(files_source("1970-01-01", "1970-01-02"), computed=True)
+def test_generated_event_times_get_no_warning() -> None:
+    generated = replace(files_source("1970-01-01", "1970-01-02"), generated=True)
     assert len(lines(SourcesOpened((generated,), 8, 1_000_000))) == 2
 
 

@@ -1,9 +1,18 @@
-"""The consistency manager, failure by failure: one task or a chain, with a fake engine."""
+"""The consistency manager, failure by failure: one task or a row of them, with a fake engine."""
 
 from __future__ import annotations
 
 import pytest
-from consistency_world import CALL_S, EPOCH_BYTES, SCHEMA, Chain, Record, Task, World, failure_free
+from consistency_world import (
+    CALL_S,
+    EPOCH_BYTES,
+    SCHEMA,
+    Record,
+    Task,
+    World,
+    WorldOptions,
+    failure_free,
+)
 
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
@@ -34,9 +43,9 @@ WAIT_S = 2.7  # of the 3 s that an epoch may take
 SIDE = 1  # the link of the second input of the first task; task k has the links 2k and 2k + 1
 
 
-def cut(chain: Chain, length_s: float, *, link: int = SIDE, run_s: float = 20.0) -> World:
+def cut(options: WorldOptions, length_s: float, *, link: int = SIDE, run_s: float = 20.0) -> World:
     """One link is cut from 10 s on, for a while."""
-    world = World(chain)
+    world = World(options)
     world.run(10.5)
     world.cut(link)
     world.run(10.5 + length_s)
@@ -56,12 +65,12 @@ def of_kind(task: Task, kind: BatchKind) -> list[Record]:
 
 
 def test_a_short_failure_delays_and_nothing_is_tentative() -> None:
-    (task,) = cut(Chain(), WAIT_S - 0.6).tasks
+    (task,) = cut(WorldOptions(), WAIT_S - 0.6).tasks
     assert kinds(task) == "S"
 
 
 def test_a_long_failure_is_tentative_and_then_corrected() -> None:
-    (task,) = cut(Chain(), 10).tasks
+    (task,) = cut(WorldOptions(), 10).tasks
     assert kinds(task).startswith("STU")
     assert kinds(task).endswith("SRS")
     (undo,), (done,) = of_kind(task, BatchKind.UNDO), of_kind(task, BatchKind.RECONCILIATION_DONE)
@@ -72,7 +81,7 @@ def test_a_long_failure_is_tentative_and_then_corrected() -> None:
 
 
 def test_the_first_tentative_epoch_waits_for_its_deadline() -> None:
-    (task,) = cut(Chain(), 10).tasks
+    (task,) = cut(WorldOptions(), 10).tasks
     first = of_kind(task, BatchKind.TENTATIVE)[0]
     assert first.at - task.arrived[first.epoch] == pytest.approx(WAIT_S + CALL_S)
     assert first.channels == 1
@@ -89,7 +98,7 @@ def test_only_delay_waits_for_tentative_input(policy: Policy) -> None:
 
 def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
     def delays(policy: Policy) -> list[float]:
-        (task,) = cut(Chain(during_failure=policy), 20).tasks
+        (task,) = cut(WorldOptions(during_failure=policy), 20).tasks
         return [
             r.at - task.arrived[r.epoch] for r in of_kind(task, BatchKind.TENTATIVE) if r.at < 30
         ]
@@ -100,7 +109,7 @@ def test_during_a_failure_process_does_not_wait_and_delay_does() -> None:
 
 @pytest.mark.parametrize("policy", Policy)
 def test_only_suspend_stops_new_input_during_stabilization(policy: Policy) -> None:
-    slow = Chain(during_stabilization=policy, call_epochs=2, process_epoch_s=0.1)
+    slow = WorldOptions(during_stabilization=policy, call_epochs=2, process_epoch_s=0.1)
     (task,) = cut(slow, 50).tasks
     (undo,) = of_kind(task, BatchKind.UNDO)
     new = [record for record in of_kind(task, BatchKind.TENTATIVE) if record.at > undo.at]
@@ -109,30 +118,30 @@ def test_only_suspend_stops_new_input_during_stabilization(policy: Policy) -> No
 
 def test_delay_makes_fewer_tentative_epochs_than_process() -> None:
     def count(failure: Policy, stabilization: Policy) -> int:
-        chain = Chain(during_failure=failure, during_stabilization=stabilization)
-        return sum(len(of_kind(task, BatchKind.TENTATIVE)) for task in cut(chain, 15).tasks)
+        options = WorldOptions(during_failure=failure, during_stabilization=stabilization)
+        return sum(len(of_kind(task, BatchKind.TENTATIVE)) for task in cut(options, 15).tasks)
 
     assert count(Policy.DELAY, Policy.DELAY) < count(Policy.PROCESS, Policy.PROCESS)
 
 
 def test_nothing_is_processed_without_a_blocking_input() -> None:
-    (task,) = cut(Chain(blocking=frozenset({1})), 10).tasks
+    (task,) = cut(WorldOptions(blocking_inputs=frozenset({1})), 10).tasks
     assert kinds(task) == "S"
     assert len(task.stream.stable) == 40
 
 
 def test_other_inputs_of_a_blocking_task_may_be_missing() -> None:
-    (task,) = cut(Chain(blocking=frozenset({0})), 10).tasks
+    (task,) = cut(WorldOptions(blocking_inputs=frozenset({0})), 10).tasks
     assert "T" in kinds(task)
 
 
 def test_with_an_infinite_delay_it_waits() -> None:
-    (task,) = cut(Chain(max_delay_s=None), 30).tasks
+    (task,) = cut(WorldOptions(max_delay_s=None), 30).tasks
     assert kinds(task) == "S"
 
 
 def test_tentative_input_is_processed_with_all_channels() -> None:
-    world = cut(Chain(tasks=2), 10)
+    world = cut(WorldOptions(tasks=2), 10)
     second = world.tasks[1]
     assert "T" in kinds(second)
     tentative = of_kind(second, BatchKind.TENTATIVE)
@@ -140,7 +149,7 @@ def test_tentative_input_is_processed_with_all_channels() -> None:
 
 
 def test_tasks_stabilize_one_after_another() -> None:
-    world = cut(Chain(tasks=4), 15)
+    world = cut(WorldOptions(tasks=4), 15)
     undone = [of_kind(task, BatchKind.UNDO)[0].at for task in world.tasks]
     done = [of_kind(task, BatchKind.RECONCILIATION_DONE)[0].at for task in world.tasks]
     assert undone == sorted(undone)
@@ -149,7 +158,7 @@ def test_tasks_stabilize_one_after_another() -> None:
 
 def test_inputs_that_heal_apart_are_corrected_in_parts() -> None:
     """Input 0 is missing from epoch 10 on, input 1 from epoch 15 on; input 0 is back first."""
-    world = World(Chain())
+    world = World(WorldOptions())
     world.run(10.5)
     world.cut(0)
     world.run(15.5)
@@ -166,12 +175,12 @@ def test_inputs_that_heal_apart_are_corrected_in_parts() -> None:
     world.run(50)
     assert world.states == [ConsistencyState.STABLE]
     values = [record.value for record in task.stream.stable]
-    assert values == failure_free(world.chain, len(values))[0]
+    assert values == failure_free(world.options, len(values))[0]
 
 
 def test_a_second_failure_during_a_failure_joins_it() -> None:
     """Both inputs of the second task fail, one after the other; it is corrected when both are."""
-    world = World(Chain(tasks=2))
+    world = World(WorldOptions(tasks=2))
     world.run(10.5)
     world.cut(3)
     world.run(15.5)
@@ -189,7 +198,9 @@ def test_a_second_failure_during_a_failure_joins_it() -> None:
 
 def test_a_failure_during_stabilization_comes_after_it() -> None:
     """REC_DONE is forced between the last stable epoch and the first new tentative one."""
-    world = World(Chain(call_epochs=2, process_epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES))
+    world = World(
+        WorldOptions(call_epochs=2, process_epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES)
+    )
     world.run(10.5)
     world.cut(1)
     world.run(40.5)
@@ -209,7 +220,7 @@ def test_a_failure_during_stabilization_comes_after_it() -> None:
 def test_a_partial_correction_upstream_is_passed_on() -> None:
     """The first task corrects a part and fails again; the second one corrects that part too."""
     world = World(
-        Chain(tasks=2, call_epochs=2, process_epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES)
+        WorldOptions(tasks=2, call_epochs=2, process_epoch_s=0.1, read_ahead_bytes=8 * EPOCH_BYTES)
     )
     world.run(10.5)
     world.cut(1)
@@ -226,20 +237,20 @@ def test_a_partial_correction_upstream_is_passed_on() -> None:
 
 
 def test_a_long_failure_costs_bounded_memory() -> None:
-    chain = Chain(read_ahead_bytes=20 * EPOCH_BYTES, max_buffered_epochs=20)
-    world = cut(chain, 3000, run_s=60)
+    options = WorldOptions(read_ahead_bytes=20 * EPOCH_BYTES, max_buffered_epochs=20)
+    world = cut(options, 3000, run_s=60)
     (task,) = world.tasks
     assert task.most_buffered[0] < 100
     assert task.most_buffered[1] < 125 * EPOCH_BYTES
     assert task.read_again == 1
-    assert [r.value for r in task.stream.stable] == failure_free(chain, world.epochs)[0]
+    assert [r.value for r in task.stream.stable] == failure_free(options, world.epochs)[0]
     assert task.core.state is ConsistencyState.STABLE
 
 
 @pytest.mark.parametrize("max_delay_s", [None, 3.0])
 def test_epochs_are_bounded_as_well_as_bytes(max_delay_s: float | None) -> None:
-    chain = Chain(max_delay_s=max_delay_s, max_buffered_epochs=20)
-    (task,) = cut(chain, 150).tasks
+    options = WorldOptions(max_delay_s=max_delay_s, max_buffered_epochs=20)
+    (task,) = cut(options, 150).tasks
     assert task.most_buffered[0] <= 100
     assert task.core.stable_epoch >= 150
 
@@ -268,7 +279,7 @@ def test_live_input_is_bounded_behind_an_undone_epoch() -> None:
 
 
 def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
-    world = World(Chain())
+    world = World(WorldOptions())
     world.run(10)
     world.cut(1)
     world.run(20)
@@ -283,30 +294,32 @@ def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
 
 def test_the_branches_have_the_engine_in_turns() -> None:
     """A call takes longer than an epoch: the fork would always have one that is due."""
-    world = cut(Chain(call_s=1.2, call_epochs=64), 30, run_s=60)
+    world = cut(WorldOptions(call_s=1.2, call_epochs=64), 30, run_s=60)
     assert world.states == [ConsistencyState.STABLE]
     assert world.tasks[0].core.stable_epoch >= world.epochs - 4
 
 
 def test_short_epochs_and_calls_are_corrected_too() -> None:
     """As with an interval of 100 ms, calls of 120 ms and a gap of 2 s."""
-    (task,) = cut(Chain(call_s=1.2, max_delay_s=10.0), 20, run_s=100).tasks
+    (task,) = cut(WorldOptions(call_s=1.2, max_delay_s=10.0), 20, run_s=100).tasks
     assert "T" in kinds(task)
     assert task.core.state is ConsistencyState.STABLE
 
 
 def test_a_fork_that_is_far_behind_is_passed() -> None:
     """Calls of one epoch take more than half of an interval: there is no time for both branches."""
-    world = cut(Chain(call_s=0.7, call_epochs=1), 30, run_s=400)
+    world = cut(WorldOptions(call_s=0.7, call_epochs=1), 30, run_s=400)
     assert world.tasks[0].core.stable_epoch >= world.epochs - 4
 
 
 @pytest.mark.parametrize("policy", Policy)
 def test_an_input_that_is_always_too_late_holds_up_no_stable_epoch(policy: Policy) -> None:
     late_s = 5.0
-    held_up_s = 12  # the longest that tentative epochs hold up complete ones: STABLE_WAIT * X
-    chain = Chain(latencies=(0.01, late_s), during_stabilization=policy)
-    world = World(chain)
+    held_up_s = (
+        12  # the longest that tentative epochs hold up complete ones: four times `max_delay_s`
+    )
+    options = WorldOptions(latencies=(0.01, late_s), during_stabilization=policy)
+    world = World(options)
     world.run(100)
     (task,) = world.tasks
     assert task.core.stable_epoch >= world.epochs - late_s - held_up_s - 1

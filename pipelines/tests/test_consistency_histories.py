@@ -11,7 +11,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from consistency_world import COVERED, EPOCH_BYTES, Chain, Task, World, failure_free
+from consistency_world import COVERED, EPOCH_BYTES, Task, World, WorldOptions, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,12 +41,12 @@ SHARED_SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_exampl
 """Drawn anew in each process; a failure names its seed."""
 
 
-def drawn_chain(random: Random) -> Chain:
+def drawn_options(random: Random) -> WorldOptions:
     """Links that are late, but never by more than a task may wait: that would be a failure."""
     tasks = random.randint(1, 4)
     failure, stabilization = random.choice(POLICIES)
     late, slow = random.random() < 0.3, random.random() < 0.5
-    return Chain(
+    return WorldOptions(
         tasks=tasks,
         max_delay_s=None if random.random() < 0.1 else X_S,
         during_failure=failure,
@@ -75,9 +75,11 @@ def drawn_cuts(random: Random, links: int, until: float) -> list[tuple[float, in
     return sorted(cuts)
 
 
-def play(random: Random, chain: Chain, *, partners: bool = False, settle_s: float = 40) -> World:
+def play(
+    random: Random, options: WorldOptions, *, partners: bool = False, settle_s: float = 40
+) -> World:
     """Cuts; then nothing fails any more."""
-    world = World(chain)
+    world = World(options)
     for at, link, is_cut in drawn_cuts(random, len(world.links), random.uniform(20, 60)):
         if partners:
             disturb(random, world)
@@ -90,7 +92,7 @@ def play(random: Random, chain: Chain, *, partners: bool = False, settle_s: floa
     if partners:
         for task in world.tasks:
             task.step(PartnerChanged(False))
-            task.step(MaxDelayChanged(chain.max_delay_s))
+            task.step(MaxDelayChanged(options.max_delay_s))
     world.run(world.now + settle_s)
     return world
 
@@ -112,7 +114,7 @@ def disturb(random: Random, world: World) -> None:
 def drawn(seed: int) -> World:
     """Played to its end. Several properties check the same worlds: to play one takes the time."""
     random = Random(seed)
-    return play(random, drawn_chain(random))
+    return play(random, drawn_options(random))
 
 
 def check_output(task: Task) -> None:
@@ -158,7 +160,7 @@ def test_no_stable_epoch_is_repeated_skipped_or_undone(seed: int) -> None:
 @EXAMPLES
 def test_stable_output_is_that_of_a_run_without_failures(seed: int) -> None:
     world = drawn(seed)
-    expected = failure_free(world.chain, world.epochs)
+    expected = failure_free(world.options, world.epochs)
     for task, values in zip(world.tasks, expected, strict=True):
         got = [record.value for record in task.stream.stable]
         assert got == values[: len(got)]
@@ -182,11 +184,11 @@ def test_an_engine_slower_than_its_input_corrects_all_the_same(seed: int, call_s
     """A call may take longer than an epoch; a stable one has many epochs. Buffers of fewer epochs
     than arrive during two calls would be too few for good."""
     random = Random(seed)
-    chain = drawn_chain(random)
+    options = drawn_options(random)
     slow = replace(
-        chain,
-        max_buffered_epochs=max(16, chain.max_buffered_epochs),
-        read_ahead_bytes=max(25 * EPOCH_BYTES, chain.read_ahead_bytes),
+        options,
+        max_buffered_epochs=max(16, options.max_buffered_epochs),
+        read_ahead_bytes=max(25 * EPOCH_BYTES, options.read_ahead_bytes),
         tasks=random.choice([1, 1, 2]),
         latencies=(),
         call_epochs=random.choice([16, 64]),
@@ -218,18 +220,18 @@ def test_output_follows_the_arrival_of_an_epoch_within_x(
     """X is the limit of an epoch that arrives alone; if earlier ones arrived with it, the time to
     process these is added."""
     random = Random(seed)
-    chain = replace(
-        drawn_chain(random),
+    options = replace(
+        drawn_options(random),
         max_delay_s=X_S,
         during_failure=policies[0],
         during_stabilization=policies[1],
     )
-    world = play(random, chain)
+    world = play(random, options)
     for task in world.tasks:
         out = outputs(task)
         for epoch, arrived in task.arrived.items():
             before = sum(out.get(e, arrived) > arrived for e in task.arrived if e < epoch)
-            latest = arrived + X_S + before * (chain.call_s + chain.process_epoch_s)
+            latest = arrived + X_S + before * (options.call_s + options.process_epoch_s)
             assert out.get(epoch, arrived) <= latest
         never = [e for e, t in task.arrived.items() if e not in out and world.now - t > X_S]
         assert not never
@@ -239,7 +241,7 @@ def test_output_follows_the_arrival_of_an_epoch_within_x(
 @EXAMPLES
 def test_with_an_infinite_delay_nothing_is_tentative(seed: int) -> None:
     random = Random(seed)
-    world = play(random, replace(drawn_chain(random), max_delay_s=None))
+    world = play(random, replace(drawn_options(random), max_delay_s=None))
     for task in world.tasks:
         assert {record.kind for record in task.stream.records} == {BatchKind.STABLE}
 
@@ -248,7 +250,7 @@ def test_with_an_infinite_delay_nothing_is_tentative(seed: int) -> None:
 @EXAMPLES
 def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
     world = drawn(seed)
-    epochs, size = world.chain.max_buffered_epochs, world.chain.read_ahead_bytes
+    epochs, size = world.options.max_buffered_epochs, world.options.read_ahead_bytes
     for task in world.tasks:
         channels = len(task.links)
         # complete, ahead and live epochs, and those that arrive although a buffer is full
@@ -260,9 +262,9 @@ def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
 @EXAMPLES
 def test_whatever_partners_say_output_is_corrected(seed: int) -> None:
     random = Random(seed)
-    chain = replace(drawn_chain(random), max_delay_s=X_S, has_partner=True)
-    world = play(random, chain, partners=True)
-    expected = failure_free(chain, world.epochs)
+    options = replace(drawn_options(random), max_delay_s=X_S, has_partner=True)
+    world = play(random, options, partners=True)
+    expected = failure_free(options, world.epochs)
     for task, values in zip(world.tasks, expected, strict=True):
         check_output(task)
         assert task.core.state is ConsistencyState.STABLE
@@ -272,7 +274,7 @@ def test_whatever_partners_say_output_is_corrected(seed: int) -> None:
 
 def undone_before_the_deadline() -> None:
     """The first task is tentative and corrected again while the second one still waits."""
-    world = World(Chain(tasks=2, max_delay_s=X_S, during_failure=Policy.DELAY))
+    world = World(WorldOptions(tasks=2, max_delay_s=X_S, during_failure=Policy.DELAY))
     world.run(10)
     world.cut(1)
     world.cut(3)
@@ -287,8 +289,8 @@ def test_every_cell_of_the_table_is_reached(capsys: pytest.CaptureFixture[str]) 
     cells = [(state, event) for state, rows in ROWS.items() for event in rows]
     for seed in range(100):
         random = Random(seed)
-        chain = replace(drawn_chain(random), has_partner=True)
-        play(random, chain, partners=True)
+        options = replace(drawn_options(random), has_partner=True)
+        play(random, options, partners=True)
         if all(COVERED[cell] for cell in cells):
             break
     with capsys.disabled():

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from consistency_world import CALL_S, Chain, Replicas, failure_free
+from consistency_world import CALL_S, Replicas, WorldOptions, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_consistency_histories import check_output, drawn_cuts, outputs
@@ -19,14 +19,14 @@ from rekindle.streams.epochs import BatchKind
 EXAMPLES = settings(max_examples=30, deadline=None)
 SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_examples))
 X_S = 3.0  # maxDelay, as in the paper
-SLOW = Chain(
+SLOW = WorldOptions(
     max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
 )
 
 
-def common_failure(length_s: float, chain: Chain = SLOW) -> Replicas:
+def common_failure(length_s: float, options: WorldOptions = SLOW) -> Replicas:
     """The second input of both replicas is cut for `length_s`; each replica has two links."""
-    world = Replicas(chain)
+    world = Replicas(options)
     world.run(10)
     for link in (1, 3):
         world.cut(link)
@@ -49,8 +49,8 @@ def test_replicas_stabilize_one_after_another() -> None:
 
 def test_both_stabilize_at_once_if_nobody_answers() -> None:
     """Messages are lost, so both begin without a promise; a call takes longer than an epoch."""
-    chain = Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64)
-    world = Replicas(chain)
+    options = WorldOptions(max_delay_s=X_S, call_s=1.2, call_epochs=64)
+    world = Replicas(options)
     world.send_to_partner = lambda task, effect: None
     world.run(10)
     for link in (1, 3):
@@ -68,7 +68,7 @@ def test_replicas_with_an_input_that_is_always_too_late_both_go_on(policy: Polic
     late_s = 5.0
     latencies = (0.01, late_s, 0.01, late_s)
     world = Replicas(
-        Chain(max_delay_s=X_S, during_stabilization=policy, latencies=latencies, call_s=0.1)
+        WorldOptions(max_delay_s=X_S, during_stabilization=policy, latencies=latencies, call_s=0.1)
     )
     world.run(200)
     for task in world.tasks:
@@ -140,7 +140,7 @@ def test_one_always_serves(seed: int) -> None:
 @EXAMPLES
 def test_both_end_stable_and_equal(seed: int) -> None:
     world = play(seed)
-    expected = failure_free(world.chain, world.epochs)[0]
+    expected = failure_free(world.options, world.epochs)[0]
     for task in world.tasks:
         check_output(task)
         assert task.core.state is ConsistencyState.STABLE

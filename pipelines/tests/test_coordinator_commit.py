@@ -204,7 +204,7 @@ def test_a_restore_point_survives_newer_checkpoints() -> None:
     world.poll_rounds(2)
     given = world.tasks[BOTH].restored_from
     assert given == 7
-    world.run_with_idle(BOTH, 10)
+    world.run_while_stuck(BOTH, 10)
     assert world.store[-1].epoch > given
     assert next_polls(world)[Slot("left", 0, 0)].floor == given
 
@@ -290,7 +290,7 @@ def test_the_lag_of_a_query_is_an_age() -> None:
     assert rows["q-both"]["stableEpoch"] >= 8
     world.tasks[BOTH].frozen = True
     stable = world.tasks[BOTH].state_epoch
-    world.run_with_idle(BOTH, 6)
+    world.run_while_stuck(BOTH, 6)
     row = next(q for q in world.reports[-1]["queries"] if q["name"] == "q-both")
     assert row["stableEpoch"] == stable
     assert 3.0 <= row["lagSeconds"] <= 7.0

@@ -466,15 +466,15 @@ def test_the_results_of_a_wrong_donor_are_never_committed(lag: int) -> None:
     world = World(parts)
     world.start_all()
     for task in world.tasks.values():
-        task.moves = True
+        task.can_move_state = True
     world.run_epochs(9)
     donor, other, copy = (by.slot for by in (DONOR, OTHER, COPY))
     world.tasks[donor].corruption = "!"
     world.kill(copy)
-    world.start_task(copy).moves = True
-    world.run_with_idle(other, 2)
+    world.start_task(copy).can_move_state = True
+    world.run_while_stuck(other, 2)
     world.tasks[copy].move_from(world.tasks[donor])
-    world.run_with_idle(other, lag)
+    world.run_while_stuck(other, lag)
     assert world.tasks[copy].phase is TaskPhase.LIVE
     assert world.tasks[copy].state_corruption == "!"
     for _ in range(24):
@@ -491,12 +491,12 @@ def test_a_donor_and_its_copy_commit_while_they_are_alone() -> None:
     world = World(parts)
     world.start_all()
     for task in world.tasks.values():
-        task.moves = True
+        task.can_move_state = True
     world.run_epochs(9)
     donor, copy = SLOTS[0], SLOTS[1]
     world.kill(copy)
-    world.start_task(copy).moves = True
-    world.run_with_idle(copy, 2)
+    world.start_task(copy).can_move_state = True
+    world.run_while_stuck(copy, 2)
     world.tasks[copy].move_from(world.tasks[donor])
     moved = world.tasks[copy].core.status.moved_through
     assert moved is not None

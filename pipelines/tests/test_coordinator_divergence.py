@@ -248,8 +248,8 @@ def test_a_checkpoint_of_a_later_epoch_ends_the_dispute_and_nobody_goes_on_witho
 
 
 def alone_and_then_superseded(agreed: list[str], checkpoint: int) -> DigestComparison:
-    """Replica 0 has computed all, and another one the first epochs. Its successor differs, and
-    computes again from a checkpoint beyond that."""
+    """Replica 0 has computed all, and another one the first epochs. Its next incarnation
+    differs, and computes again from a checkpoint beyond that."""
     comparison = DigestComparison()
     digests = [f"d{e}" for e in range(12)]
     comparison.observed(computation(0), chained(digests))
@@ -314,7 +314,7 @@ def test_a_new_node_that_agrees_ends_an_unresolved_dispute() -> None:
     assert not comparison.diverged
 
 
-def test_a_successor_of_a_lost_replica_repeats_its_result() -> None:
+def test_the_next_incarnation_of_a_lost_replica_repeats_its_result() -> None:
     """It may be on the same faulty node."""
     comparison = disputed()
     comparison.forget(REPLICAS[1])
@@ -424,9 +424,9 @@ def test_no_other_replica_computes_again_while_one_waits_for_a_restore_point() -
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
     world.store_up = True
     world.tasks[REPLICAS[0]].corruption = ""
-    world.run_with_idle(REPLICAS[1], int(RECOMPUTATION_TIMEOUT_S) - 10)
+    world.run_while_stuck(REPLICAS[1], int(RECOMPUTATION_TIMEOUT_S) - 10)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
-    world.run_with_idle(REPLICAS[1], 20)
+    world.run_while_stuck(REPLICAS[1], 20)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [1, 1]
 
 
@@ -547,7 +547,7 @@ def compute_again(world: World) -> None:
         for slot in READERS:
             world.work(slot, 1)
     world.poll_round()
-    world.run_with_idle(READERS[1], 6)
+    world.run_while_stuck(READERS[1], 6)
     assert leads.state_corruption == "!"
 
 
@@ -1023,14 +1023,14 @@ def one_remains(computation: Computation) -> DigestComparison:
     """Of the disputed move, only this one is left; it computes again."""
     comparison = disputed_move()
     comparison.forget(OLD.slot if computation is NEW else NEW.slot)
-    comparison.request_recomputation(LEFT, [computation], now=0.0, listed=[computation.slot])
+    comparison.request_recomputation(LEFT, [computation], now=0.0, existing=[computation.slot])
     assert comparison.boot_to_restart(computation.slot) == "a"
     return comparison
 
 
 def test_in_a_move_a_third_computation_decides() -> None:
     comparison = disputed_move()
-    comparison.request_recomputation(LEFT, [OLD, NEW], now=0.0, listed=[OLD.slot, NEW.slot])
+    comparison.request_recomputation(LEFT, [OLD, NEW], now=0.0, existing=[OLD.slot, NEW.slot])
     assert comparison.boot_to_restart(NEW.slot) == "a"
     comparison.observed(again(NEW, "b"), chained(["d0", "right"]))
     assert not comparison.disputes
@@ -1045,7 +1045,7 @@ def test_one_that_is_left_and_repeats_itself_is_accepted(
     comparison.observed(again(computation, "b"), chained(["d0", result]))
     assert comparison.disputes, "no other replica has the same result"
     comparison.request_recomputation(
-        LEFT, [again(computation, "b")], now=1.0, listed=[computation.slot]
+        LEFT, [again(computation, "b")], now=1.0, existing=[computation.slot]
     )
     assert not comparison.disputes
     assert not comparison.diverged
@@ -1062,7 +1062,7 @@ def test_one_that_is_left_and_agrees_with_the_other_one_has_diverged() -> None:
 def test_one_that_is_left_and_contradicts_itself_is_replaced() -> None:
     comparison = one_remains(OLD)
     comparison.observed(again(OLD, "b"), chained(["d0", "third"]))
-    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
+    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, existing=[OLD.slot])
     assert comparison.diverged.keys() == {OLD.slot}
     assert LEFT in comparison.disputes
 
@@ -1071,11 +1071,11 @@ def test_one_that_is_left_is_accepted_if_its_node_is_the_only_one() -> None:
     """Its next incarnation runs on the same node, so it is no second witness."""
     comparison = one_remains(OLD)
     comparison.observed(on_node(again(OLD, "b"), "node"), chained(["d0", "third"]))
-    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, listed=[OLD.slot])
+    comparison.request_recomputation(LEFT, [again(OLD, "b")], now=1.0, existing=[OLD.slot])
     comparison.forget(OLD.slot)
-    successor = replace(OLD, incarnation=2, node="node")
-    comparison.observed(successor, chained(["d0", "third"]))
-    comparison.request_recomputation(LEFT, [successor], now=2.0, listed=[OLD.slot])
+    next_incarnation = replace(OLD, incarnation=2, node="node")
+    comparison.observed(next_incarnation, chained(["d0", "third"]))
+    comparison.request_recomputation(LEFT, [next_incarnation], now=2.0, existing=[OLD.slot])
     assert not comparison.disputes
     assert not comparison.is_untrusted(OLD.slot)
 
@@ -1085,10 +1085,10 @@ def test_nobody_is_accepted_while_another_one_is_to_start() -> None:
     for computation, result in ((NEW, "wrong"), (OLD, "right")):
         comparison.observed(again(computation, "b"), chained(["d0", result]))
     both = [again(OLD, "b"), again(NEW, "b")]
-    comparison.request_recomputation(LEFT, both, now=1.0, listed=[OLD.slot, NEW.slot])
+    comparison.request_recomputation(LEFT, both, now=1.0, existing=[OLD.slot, NEW.slot])
     assert comparison.diverged.keys() == {NEW.slot}
     comparison.forget(NEW.slot)
-    comparison.request_recomputation(LEFT, both[:1], now=2.0, listed=[OLD.slot, NEW.slot])
+    comparison.request_recomputation(LEFT, both[:1], now=2.0, existing=[OLD.slot, NEW.slot])
     assert LEFT in comparison.disputes
     comparison.observed(Computation(NEW.slot, 2, "c"), chained(["d0", "wrong"]))
     assert comparison.diverged.keys() == {OLD.slot}
@@ -1137,11 +1137,11 @@ def test_what_may_not_be_read_is_reported() -> None:
 
 def test_a_new_coordinator_holds_back_what_moves_and_is_disputed() -> None:
     world = moving(RIGHT.alternate)
-    world.run_with_idle(RIGHT.alternate, 2)
+    world.run_while_stuck(RIGHT.alternate, 2)
     before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     assert before[BOTH] is not None
     world.start_coordinator()
-    world.run_with_idle(RIGHT.alternate, 24)
+    world.run_while_stuck(RIGHT.alternate, 24)
     after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     assert after == before
 
@@ -1169,7 +1169,7 @@ def disputed_while_one_computes_again(corrupt: int) -> World:
     world = started()
     world.tasks[REPLICAS[corrupt]].corruption = "!"
     world.run_epochs(1)
-    world.run_with_idle(REPLICAS[1], 2)
+    world.run_while_stuck(REPLICAS[1], 2)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
     return world
 
@@ -1182,7 +1182,7 @@ def test_a_new_coordinator_holds_back_what_the_one_before_did(
     world = disputed_while_one_computes_again(corrupt)
     before = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     start(world)
-    world.run_with_idle(REPLICAS[1], 24)
+    world.run_while_stuck(REPLICAS[1], 24)
     after = {slot: poll.sinks_through for slot, poll in next_polls(world).items()}
     assert after == before
     assert not [name for name in committed_objects(world) if "!" in name]
@@ -1200,7 +1200,7 @@ def test_a_new_coordinator_holds_back_what_nobody_has_computed_again_yet(
     assert before is not None
     world.kill(REPLICAS[0])
     start(world)
-    world.run_with_idle(REPLICAS[1], 2)
+    world.run_while_stuck(REPLICAS[1], 2)
     assert {next_polls(world)[slot].sinks_through for slot in (REPLICAS[1], BOTH)} == {before}
     world.run_epochs(4)
     assert next_polls(world)[BOTH].sinks_through == before
@@ -1211,7 +1211,7 @@ def test_a_dispute_that_a_new_coordinator_knows_without_results_ends() -> None:
     world = disputed_while_one_computes_again(1)
     world.kill(REPLICAS[0])
     world.start_coordinator()
-    world.run_with_idle(REPLICAS[1], 2)
+    world.run_while_stuck(REPLICAS[1], 2)
     world.tasks[REPLICAS[1]].corruption = ""
     world.start_task(REPLICAS[0])
     world.run_epochs(16)
@@ -1245,8 +1245,8 @@ def test_an_inherited_result_may_be_repeated_before_the_other_one_is_known(wrong
     is the second one then, not a third that matches none."""
     comparison = DigestComparison()
     results = [chained(["d0", ("right", "wrong")[replica == wrong]]) for replica in (0, 1)]
-    listed = set(REPLICAS)
-    comparison.containment_inherited(computation(1), 0, {1: results[1][1]}, listed)
+    existing = set(REPLICAS)
+    comparison.containment_inherited(computation(1), 0, {1: results[1][1]}, existing)
     comparison.observed(computation(1, boot="b"), results[1])
     comparison.observed(computation(0), results[0])
     assert not comparison.disputes[LEFT].unresolved
@@ -1359,16 +1359,16 @@ def test_sinks_of_a_task_that_computes_again_write_nothing() -> None:
 def test_a_checkpoint_waits_for_the_agreement_of_a_live_replica() -> None:
     world = started()
     first, second = (world.tasks[slot] for slot in REPLICAS)
-    world.run_with_idle(REPLICAS[1], 6)  # it stays at its epoch, and reports Live
+    world.run_while_stuck(REPLICAS[1], 6)  # it stays at its epoch, and reports Live
     entry = world.store[-1].entries[LEFT.key][0]
     assert entry.epoch <= second.state_epoch < first.state_epoch
-    world.run_with_idle(REPLICAS[1], 24)
+    world.run_while_stuck(REPLICAS[1], 24)
     assert world.store[-1].entries[LEFT.key][0].epoch > entry.epoch
 
 
 def returning(epochs: int) -> World:
-    """Replica 1 is lost, and replica 0 is wrong from then on. The successor of replica 1 has
-    computed some epochs, and is five behind."""
+    """Replica 1 is lost, and replica 0 is wrong from then on. The next incarnation of replica 1
+    has computed some epochs, and is five behind."""
     world = World(DIAMOND, interval_epochs=8)
     world.start_all()
     world.run_epochs(13 + epochs)
@@ -1376,7 +1376,7 @@ def returning(epochs: int) -> World:
     wrong = world.tasks[REPLICAS[0]]
     wrong.corruption, wrong.corrupt_from = "!", world.head + 1
     world.start_task(REPLICAS[1])
-    world.run_with_idle(REPLICAS[1], 1)
+    world.run_while_stuck(REPLICAS[1], 1)
     for _ in range(epochs):
         world.work(REPLICAS[1], 1)
         world.poll_round()
@@ -1387,7 +1387,7 @@ def test_a_checkpoint_waits_for_a_replica_that_has_almost_caught_up() -> None:
     world = returning(epochs=1)
     assert world.tasks[REPLICAS[1]].phase is TaskPhase.CATCHING_UP
     for _ in range(10):
-        world.run_with_idle(REPLICAS[1], 1)
+        world.run_while_stuck(REPLICAS[1], 1)
         world.work(REPLICAS[1], 1)
         world.poll_round()
     world.run_epochs(20)
@@ -1397,9 +1397,9 @@ def test_a_checkpoint_waits_for_a_replica_that_has_almost_caught_up() -> None:
 def test_a_checkpoint_of_one_replica_that_ends_a_dispute_is_reported() -> None:
     """All go on from it: nothing can show any more that it is wrong."""
     world = returning(epochs=0)
-    world.run_with_idle(REPLICAS[1], 4)
+    world.run_while_stuck(REPLICAS[1], 4)
     for _ in range(20):
-        world.run_with_idle(REPLICAS[1], 1)
+        world.run_while_stuck(REPLICAS[1], 1)
         world.work(REPLICAS[1], 1)
         world.poll_round()
     world.run_epochs(10)
@@ -1420,7 +1420,7 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
     world = World(parts, interval_epochs=interval_epochs)
     world.start_all()
     world.run_epochs(12)
-    world.run_with_idle(behind, lag)
+    world.run_while_stuck(behind, lag)
     world.tasks[leading].corruption = "!"
     world.tasks[leading].corrupt_from = world.head + 1
     for _ in range(lag + 1):

@@ -383,7 +383,7 @@ def test_a_restarted_coordinator_gives_no_session_number_again() -> None:
 
 
 def test_a_session_that_ended_without_a_trace_has_another_number_than_later_ones() -> None:
-    core = MovementCore(fence=1, last_number=70)
+    core = MovementCore(fence=1, last_session_number=70)
     views = ReplicaViews((live("mid", 0), waiting()), {})
     core.step(ReplicasObserved(views), now=0.0)
     order = core.directive_for(NEWCOMER).order

@@ -117,7 +117,7 @@ def written_by(world: World, slot: Slot) -> int:
     return max(durable for (p, _), durable in world.written.items() if p == partition_of(slot))
 
 
-def test_obsolete_tasks_do_not_write_epochs_of_successors() -> None:
+def test_obsolete_tasks_do_not_write_epochs_of_the_new_definition() -> None:
     world, old, new = edited()
     world.hold_writes = True  # the manifest with the new generation is written late
     world.run_epochs(3 * world.interval_epochs)

@@ -171,7 +171,7 @@ def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
     world.poll_rounds(2)
     assert world.tasks[mid].restored_from == 7
     world.work(mid, 1)
-    world.run_with_idle(mid, 8)  # `end` reads from the log of `mid`, whose engine is still at 8
+    world.run_while_stuck(mid, 8)  # `end` reads from the log of `mid`, whose engine is still at 8
     assert world.tasks[end].state_epoch > 11
     assert not world.undeliverable_epochs()
     world.run_epochs(10)
@@ -246,7 +246,7 @@ def world_with_gap(missing: int) -> tuple[World, Slot]:
     world.run_epochs(8)
     position = world.tasks[behind].state_epoch
     while world.store[-1].epoch < position + 4:
-        world.run_with_idle(behind, 1)
+        world.run_while_stuck(behind, 1)
     src = world.tasks[Slot("src", 0, 0)]
     src.log_base = position + 1 + missing
     src.step(LogTruncated(src.log_base))
@@ -264,5 +264,5 @@ def test_a_task_whose_input_nobody_has_starts_again() -> None:
 
 def test_a_task_that_is_slow_goes_on() -> None:
     world, behind = world_with_gap(missing=0)
-    world.run_with_idle(behind, int(GAP_S) + 16)
+    world.run_while_stuck(behind, int(GAP_S) + 16)
     assert world.tasks[behind].boot == 0

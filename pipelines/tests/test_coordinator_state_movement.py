@@ -26,7 +26,7 @@ def live_world() -> World:
     world = World(parts)
     world.start_all()
     for task in world.tasks.values():
-        task.moves = True
+        task.can_move_state = True
     world.run_epochs(9)
     assert all(t.phase is TaskPhase.LIVE for t in world.tasks.values())
     return world
@@ -35,7 +35,7 @@ def live_world() -> World:
 def world_with_newcomer() -> World:
     """A replica is lost, and replaced."""
     world = live_world()
-    world.start_task(LOST).moves = True
+    world.start_task(LOST).can_move_state = True
     world.poll_rounds(2)
     return world
 
@@ -66,7 +66,7 @@ def test_inputs_are_kept_for_a_newcomer() -> None:
     world = world_with_newcomer()
     base = world.tasks[SRC].log_base
     for _ in range(20):
-        world.run_with_idle(LOST, 1)
+        world.run_while_stuck(LOST, 1)
         if order_of(world) is None:
             break
         assert world.tasks[SRC].log_base == base
@@ -102,10 +102,10 @@ def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
     assert order is not None
     assert order.needed is not None
     while world.store[-1].epoch <= order.needed + 2:
-        world.run_with_idle(LOST, 1)
+        world.run_while_stuck(LOST, 1)
     world.kill(SRC)
-    world.start_task(SRC).moves = True
-    world.run_with_idle(LOST, 1)
+    world.start_task(SRC).can_move_state = True
+    world.run_while_stuck(LOST, 1)
     assert world.tasks[SRC].phase is TaskPhase.LIVE
     assert world.tasks[SRC].log_base <= order.needed
     assert order_of(world) == order
@@ -129,7 +129,7 @@ def test_without_progress_it_restores_from_the_checkpoint() -> None:
 def test_without_a_partner_it_restores_at_once() -> None:
     world = world_with_newcomer()
     world.kill(PARTNER)
-    world.start_task(LOST).moves = True
+    world.start_task(LOST).can_move_state = True
     world.poll_rounds(3)
     assert world.tasks[LOST].restored_from is not None
 
@@ -138,7 +138,7 @@ def test_a_partner_of_another_engine_is_no_donor() -> None:
     world = world_with_newcomer()
     world.tasks[PARTNER].engine = "e2"
     world.poll_rounds(1)
-    world.start_task(LOST).moves = True
+    world.start_task(LOST).can_move_state = True
     world.poll_rounds(3)
     assert world.tasks[LOST].restored_from is not None
 

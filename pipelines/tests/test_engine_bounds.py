@@ -158,7 +158,7 @@ def test_the_heap_grows_with_the_pods_memory() -> None:
     assert heaps == [512, 921, 1740]
 
 
-def test_the_memory_that_epoch_too_large_names_is_sufficient() -> None:
+def test_needed_bytes_are_the_least_that_allow_the_epoch() -> None:
     limit = needed_bytes(300 * MIB)
     assert plan_memory(limit).epoch_bytes >= 300 * MIB
     assert plan_memory(limit - 64 * MIB).epoch_bytes < 300 * MIB

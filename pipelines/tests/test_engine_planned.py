@@ -113,7 +113,9 @@ def test_a_planned_query_equals_an_unplanned_one(
         "SELECT n FROM a ORDER BY n LIMIT 3",
     ],
 )
-def test_plans_with_state_are_planned_again(session: SparkSession, sql: str) -> None:
+def test_plans_that_keep_something_between_runs_are_planned_again(
+    session: SparkSession, sql: str
+) -> None:
     assert Planner(session).plan(sql, {"a": SCHEMA, "b": SCHEMA}) is None
     query = SqlRunner(session.newSession())
     for views in ({"a": rows(0, 9), "b": rows(5, 3)}, {"a": rows(2, 4), "b": rows(3, 3)}):
@@ -170,7 +172,7 @@ def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
         assert query.run({"a": rows(1, 2)}).column("day").to_pylist() == ["1", "1"]  # a Monday
 
 
-def test_settings_for_other_transfers_are_respected(session: SparkSession) -> None:
+def test_settings_that_require_the_transfer_of_pyspark_are_respected(session: SparkSession) -> None:
     other = session.newSession()
     other.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     assert Planner(other).plan(ROW_WISE, {"a": SCHEMA}) is None

@@ -64,10 +64,10 @@ epochs = st.lists(epoch, min_size=1, max_size=12)
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "PAGE_ROWS", 4)
-    monkeypatch.setattr(compaction, "SINGLE_DELTAS", 2)
-    monkeypatch.setattr(compaction, "JOINED_DELTAS", 2)
+    monkeypatch.setattr(compaction, "MAX_SINGLE_DELTAS", 2)
+    monkeypatch.setattr(compaction, "MAX_JOINED_DELTAS", 2)
     monkeypatch.setattr(compaction, "JOIN_BYTES", 1000)
-    monkeypatch.setattr(compaction, "PRUNE_SCAN_PAGES", 2)
+    monkeypatch.setattr(compaction, "PRUNED_DELTA_PAGES", 2)
     monkeypatch.setattr(reading, "READ_PAGES", 2)
     monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
     monkeypatch.setattr(combining, "TREE_NODE_ROWS", 12)
@@ -280,7 +280,7 @@ class Unread:
 def restored(state: OperatorState) -> tuple[OperatorState, list[tuple[AwaitedRun, Run]]]:
     """A saved state with all runs remote, and what they await."""
     state = compaction.join_single_deltas(state)
-    facts = {r: RunFacts(r.rows, r.nbytes, r.extent, r.schema) for r in state.runs()}
+    facts = {r: RunFacts(r.rows, r.nbytes, r.pane_range, r.schema) for r in state.runs()}
     awaited = [(AwaitedRun(found, Unread()), run) for run, found in facts.items()]
     remote: dict[object, Run] = {run.id: RemoteRun(place, run.id) for place, run in awaited}
     return replace(state.with_runs(remote), complete=False), awaited
@@ -349,7 +349,7 @@ def test_too_much_that_waits_makes_a_call_wait(monkeypatch: pytest.MonkeyPatch) 
 def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the state is kept: all deltas together may be larger than memory."""
     monkeypatch.setattr(compaction, "PAGE_ROWS", 64)
-    monkeypatch.setattr(compaction, "JOINED_DELTAS", 16)
+    monkeypatch.setattr(compaction, "MAX_JOINED_DELTAS", 16)
     monkeypatch.setattr(compaction, "JOIN_BYTES", 20_000)
     rng = np.random.default_rng(1)
     state = compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(50_000))))
@@ -370,8 +370,8 @@ def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch)
 def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     """One row in each epoch has a wrong clock; all other windows close soon."""
     monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
-    monkeypatch.setattr(compaction, "SINGLE_DELTAS", 32)
-    monkeypatch.setattr(compaction, "JOINED_DELTAS", 512)
+    monkeypatch.setattr(compaction, "MAX_SINGLE_DELTAS", 32)
+    monkeypatch.setattr(compaction, "MAX_JOINED_DELTAS", 512)
     state = EMPTY
     for number in range(400):
         groups = np.arange(501)
@@ -387,7 +387,7 @@ def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPat
 def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late rows for a large old pane, which are not worth a compaction of its pages."""
     monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
-    monkeypatch.setattr(compaction, "PRUNE_SCAN_PAGES", 64)
+    monkeypatch.setattr(compaction, "PRUNED_DELTA_PAGES", 64)
     state = compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(10_000), 1)))
     state = compaction.compact_all(COUNTS, state)
     rng = np.random.default_rng(1)
@@ -418,12 +418,12 @@ def test_tree_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -
 def test_windows_do_not_depend_on_those_closed_before(
     drawn: Any, steps: Any, count: int, marks: list[int]
 ) -> None:
-    """Kept nodes, several windows at once, and rows that come between give the same bits."""
+    """Kept tree nodes, several windows at once, and rows that come between give the same bits."""
     state, before = EMPTY, -(2**63)
     for number, rows in enumerate(drawn):
         fresh = sort(table(rows))
         touched = np.unique(fresh.column("__w").to_numpy())
-        state = combining.without_touched(pages.append(state, fresh), touched, PANE_US)
+        state = combining.without_stale_tree_nodes(pages.append(state, fresh), touched, PANE_US)
         state = compaction.compact(SHAPE, state)
         after = max(before, marks[number % len(marks)] if marks else 0)
         starts = combining.closing_windows(state.panes, PANE_US, count, before, after)
@@ -519,7 +519,7 @@ def test_wide_rows_are_folded_in_portions_of_bytes(monkeypatch: pytest.MonkeyPat
     assert max(closed) <= 2 << 20
 
 
-def test_nodes_are_in_files_while_they_are_computed(
+def test_tree_nodes_are_in_files_while_they_are_computed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first window that closes after a restore computes all of them in one call."""

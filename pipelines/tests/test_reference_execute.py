@@ -1,4 +1,4 @@
-"""The reference execution's own work: batches, exchanges, merges, ends. Chains are fakes."""
+"""The reference execution's own work: calls, exchanges, merges, ends. Chains are fakes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment
 
-MANIFEST = """
+TOPOLOGY = """
 apiVersion: rekindle.dev/v1alpha1
 kind: StreamTopology
 metadata: {name: fake}
@@ -96,12 +96,12 @@ class Chains:
         return chain
 
 
-def manifest(text: str = MANIFEST) -> tuple[str, Any]:
+def loaded(text: str = TOPOLOGY) -> tuple[str, Any]:
     return load_topology(text)
 
 
 def run(tmp_path: Path, **options: Any) -> tuple[Any, Chains]:
-    name, spec = manifest()
+    name, spec = loaded()
     chains = Chains()
     result = run_reference(spec, name, output=tmp_path, make_chain=chains, **options)
     return result, chains
@@ -152,8 +152,8 @@ def test_the_output_does_not_depend_on_the_size_of_calls(
 
 def test_sinks_and_epochs_without_rows_have_the_types_that_chains_put_out(tmp_path: Path) -> None:
     """The type of `hash(k)` is unknown to the topology, but known to the chain."""
-    text = MANIFEST.replace("SELECT k, t FROM", "SELECT k, hash(k) AS h FROM")
-    name, spec = manifest(text.replace("hash(k) AS h FROM keyed", "h FROM keyed"))
+    text = TOPOLOGY.replace("SELECT k, t FROM", "SELECT k, hash(k) AS h FROM")
+    name, spec = loaded(text.replace("hash(k) AS h FROM keyed", "h FROM keyed"))
     hashed = pa.schema([("k", pa.int64()), ("h", pa.list_(pa.int32()))])
 
     class Hashes(FakeChain):
@@ -185,14 +185,14 @@ def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> N
             SourceSummary(rows=95, first_us=0, last_us=9_400_000),
             last_epoch=9,
             speed_field=("rowsPerSecond", 10.0),
-            computed=True,
+            generated=True,
         ),
         OpenedSource(
             "b",
             SourceSummary(rows=12, first_us=0, last_us=3_666_666),
             last_epoch=3,
             speed_field=("rowsPerSecond", 3.0),
-            computed=True,
+            generated=True,
         ),
     )
     assert [p.epoch for p in progress] == [1, 3, 4]
@@ -279,7 +279,7 @@ def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
 
 
 def test_an_unbounded_source_needs_until_epoch(tmp_path: Path) -> None:
-    name, spec = manifest(MANIFEST.replace("rows: 95, ", ""))
+    name, spec = loaded(TOPOLOGY.replace("rows: 95, ", ""))
     with pytest.raises(RekindleError, match="source a is unbounded; give --until-epoch"):
         run_reference(spec, name, output=tmp_path, make_chain=Chains())
     result = run_reference(spec, name, output=tmp_path, make_chain=Chains(), until_epoch=20)
@@ -294,7 +294,7 @@ def test_an_output_of_an_earlier_run_is_refused(tmp_path: Path) -> None:
 
 def test_an_earlier_output_is_refused_before_any_chain_is_made(tmp_path: Path) -> None:
     run(tmp_path)
-    name, spec = manifest(MANIFEST)
+    name, spec = loaded(TOPOLOGY)
 
     def never(segment: Segment) -> Chain:
         raise AssertionError("Spark would have started")
@@ -320,7 +320,7 @@ def test_urls_are_rewritten_by_name() -> None:
 
 
 def test_a_source_of_no_kind_is_left_to_validation(tmp_path: Path) -> None:
-    name, spec = manifest(MANIFEST)
+    name, spec = loaded(TOPOLOGY)
     bare = spec.sources[0].model_copy(update={"files": None, "generator": None})
     bare_spec = spec.model_copy(update={"sources": (bare,)})
     with pytest.raises(InvalidTopology, match=r"spec\.sources\[0\]: has no files"):
@@ -367,10 +367,10 @@ def test_the_command_reports_problems(tmp_path: Path, capsys: pytest.CaptureFixt
     path = tmp_path / "t.yaml"
     assert main(["run", str(path)]) == 1
     assert "No such file" in capsys.readouterr().err
-    path.write_text(MANIFEST.replace("FROM a", "FROM nowhere"))
+    path.write_text(TOPOLOGY.replace("FROM a", "FROM nowhere"))
     assert main(["run", str(path), "--output", str(tmp_path)]) == 1
     assert "spec.operators[0]" in capsys.readouterr().err
-    path.write_text(MANIFEST.replace("k: sequence,", "k: sequenze,"))
+    path.write_text(TOPOLOGY.replace("k: sequence,", "k: sequenze,"))
     assert main(["run", str(path), "--output", str(tmp_path)]) == 1
     assert "unknown function sequenze" in capsys.readouterr().err
 
@@ -378,7 +378,7 @@ def test_the_command_reports_problems(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_a_topology_without_operators_starts_no_jvm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    head, _, _ = MANIFEST.partition("  operators:")
+    head, _, _ = TOPOLOGY.partition("  operators:")
     first, _, _ = head.partition("  - name: b")
     path = tmp_path / "t.yaml"
     path.write_text(first + '  queries:\n  - {name: q, from: a, sink: {files: {url: "file:///x"}}}')
@@ -410,7 +410,7 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
 
     monkeypatch.setattr("rekindle.reference.run._spark_chains", chains)
     path = tmp_path / "t.yaml"
-    path.write_text(MANIFEST)
+    path.write_text(TOPOLOGY)
     assert main(["run", str(path), "--output", str(tmp_path)]) == 0
     output = capsys.readouterr().out.splitlines()
     dropped = [line for line in output if "dropped" in line]
@@ -418,7 +418,7 @@ def test_a_run_says_how_many_rows_each_operator_dropped(
 
 
 def test_an_invalid_topology_is_refused(tmp_path: Path) -> None:
-    name, spec = manifest(MANIFEST.replace("from: all", "from: al"))
+    name, spec = loaded(TOPOLOGY.replace("from: all", "from: al"))
     with pytest.raises(InvalidTopology, match="no source or operator al"):
         run_reference(spec, name, output=tmp_path, make_chain=Chains())
 

@@ -173,7 +173,7 @@ def test_clock_words_in_other_strings_are_accepted(expression: str) -> None:
     assert check(f"SELECT {expression} AS x FROM rows").problems == ()
 
 
-def test_a_column_named_like_a_clock_is_a_column() -> None:
+def test_a_column_named_like_a_function_without_parentheses_is_a_column() -> None:
     schema = ddl_to_schema("user STRING, n INT")
     assert check_sql("SELECT user FROM logs", {"logs": schema}).problems == ()
 

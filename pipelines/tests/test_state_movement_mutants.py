@@ -31,7 +31,7 @@ Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]
 
 
-def any_epoch_is_early_enough(patch: Patch) -> None:
+def any_epoch_is_late_enough(patch: Patch) -> None:
     """The donor's state may be before what upstream logs still have."""
     confirmed = Movement.confirmed
     patch.setattr(Movement, "confirmed", lambda self, needed, now: confirmed(self, 0, now))
@@ -118,7 +118,7 @@ def _end_without_unpinning(self: DonorCore, sending: Any, event: Any) -> list[An
 
 
 MUTANTS: list[tuple[Mutant, int]] = [
-    (any_epoch_is_early_enough, 1),
+    (any_epoch_is_late_enough, 1),
     (holds_end_when_a_session_is_given_up, 0),
     (holds_keep_nothing, 1),
     (digests_are_not_compared, 6),

@@ -18,7 +18,7 @@ from rekindle.errors import BelowFloor
 from rekindle.stream_sinks import reading
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.reading import Call, ServedQuery
-from rekindle.stream_sinks.ticket import At, Ticket, parse_ticket
+from rekindle.stream_sinks.ticket import LivePosition, Ticket, parse_ticket
 from rekindle.streams.live_output import LiveOutput
 from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
@@ -166,7 +166,7 @@ TICKETS = st.builds(
         )
     ),
     st.booleans(),
-    st.none() | st.builds(At, st.text(max_size=9), st.integers(0, 9), st.integers(-1, 9)),
+    st.none() | st.builds(LivePosition, st.text(max_size=9), st.integers(0, 9), st.integers(-1, 9)),
     st.integers(0, 8 << 20),
     st.floats(0, 1),
 )

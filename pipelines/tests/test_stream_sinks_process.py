@@ -69,7 +69,7 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
         tasks.poll_until(lambda: tasks.committed_epoch() > committed + 1, 60)
         lost.kill()
         lost_at = newest()
-        successor = tasks.start(lost.slot)
+        newcomer = tasks.start(lost.slot)
         tasks.poll_until(lambda: newest() > lost_at + 20, 180)
         tasks.poll_until(tasks.all_live, 180)
     finally:
@@ -80,9 +80,9 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
     assert {line["kind"] for line in lines} == {"STABLE"}
     assert [line["row"]["v"] for line in lines] == list(range(len(lines)))
 
-    # The successor got what its partner has kept, and serves it to the bit.
+    # The newcomer got what its partner has kept, and serves it to the bit.
     ticket = {"query": "delays", "from_epoch": lost_at - 3, "max_bytes": 1}
-    other = f"{successor.address}:{STREAM_SINK_PORT}"
+    other = f"{newcomer.address}:{STREAM_SINK_PORT}"
     assert read_once(other, ticket) == read_once(addresses[1], ticket) != []
     print(f"{len(lines)} rows through epoch {newest_epoch}; lost after epoch {lost_at}")
 

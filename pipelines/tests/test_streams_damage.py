@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
-from reader_parts import A, FakeClient, Harness, endpoints, read_once
+from reader_parts import A, FakeClient, Harness, read_once, routes_to
 
 from rekindle.errors import EpochTooLarge, LogCorrupt, ObjectMissing, RekindleError
 from rekindle.exchange.routing import Share
@@ -112,7 +112,7 @@ def test_a_spilled_file_that_is_damaged_is_not_served(tmp_path: Path) -> None:
     assert (again.base, again.last) == (0, -1)
 
 
-def test_a_log_without_its_first_files_refuses_appends(tmp_path: Path) -> None:
+def test_a_log_that_was_found_damaged_refuses_appends(tmp_path: Path) -> None:
     spill = MemorySpill()
     log = filled(tmp_path, 40, budget=8000, spill=spill)
     name, data = next(iter(spill.items()))
@@ -392,7 +392,7 @@ def test_a_reader_gives_up_on_an_epoch_that_is_too_large() -> None:
 
     harness.reader._connect = lambda a: TooLarge(harness.replicas, a)
     harness.reader._on_fatal = refused.append
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     eventually(lambda: bool(refused))
     harness.close()
     assert isinstance(refused[0], EpochTooLarge)

@@ -25,7 +25,7 @@ from edge_parts import (
     read,
 )
 from log_parts import MemorySpill
-from reader_parts import endpoints, read_once, started_io
+from reader_parts import read_once, routes_to, started_io
 
 from rekindle.engine.bounds import CallBounds
 from rekindle.errors import EpochTooLarge, RekindleError
@@ -68,7 +68,7 @@ class Edges:
         self.io = started_io()
         self.readers = [self._reader(n) for n in range(count)]
         for reader in self.readers:
-            reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+            reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
 
     def _reader(self, partition: int) -> PartitionReader:
         got = self.got[partition]
@@ -248,7 +248,7 @@ def test_readers_without_a_call_close_their_connections(log: OutputLog) -> None:
         for _ in range(5)
     ]
     for reader in readers:
-        reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+        reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
     eventually(lambda: len(got) >= 5 and all(r._calling is None for r in readers))
     assert any(r._client is not None for r in readers)
     for reader in readers:

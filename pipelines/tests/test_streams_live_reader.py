@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from edge_parts import ADDRESS, IDENTITY
-from reader_parts import A, B, C, endpoints, started_io
+from reader_parts import A, B, C, routes_to, started_io
 from test_streams_live_edges import LiveServer
 
 from rekindle.protocol import ConsistencyState, Endpoint
@@ -55,7 +55,7 @@ def routes(lagging: str = "", **states: ConsistencyState) -> RoutesChanged:
 
 def choice(live: bool, **states: ConsistencyState) -> ReplicaChoice:
     made = ReplicaChoice(5, stall_s=1000, live=live)
-    made.step(endpoints(A), 0)
+    made.step(routes_to(A), 0)
     made.step(routes(**states), 100)
     return made
 
@@ -131,7 +131,7 @@ def call_of(core: ReaderCore, now: float) -> ReadEpochs:
 
 def test_a_live_reader_goes_on_at_its_position() -> None:
     core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
-    core.step(endpoints(A), 0)
+    core.step(routes_to(A), 0)
     call = call_of(core, 0)
     assert (call.epoch, call.position) == (5, LivePosition())
     at = LivePosition(boot="boot", span=4, epoch=8)
@@ -145,7 +145,7 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
 def test_at_another_replica_only_newer_epochs_are_read() -> None:
     """A position in one replica's output means nothing to another replica."""
     core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
-    core.step(endpoints(A, B), 0)
+    core.step(routes_to(A, B), 0)
     call = call_of(core, 0)
     core.step(
         LiveReturned(

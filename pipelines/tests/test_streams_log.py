@@ -27,7 +27,7 @@ def test_epochs_come_back_as_they_were(tmp_path: Path) -> None:
     assert log.results(4) == {4: Result(batch(4).digest, 4000)}
 
 
-def test_an_epoch_without_rows_is_a_boundary(tmp_path: Path) -> None:
+def test_an_epoch_without_rows_is_kept_and_has_its_schema(tmp_path: Path) -> None:
     log = open_log(tmp_path)
     log.append(batch(0, 0))
     assert log.read(0, 0)[0].rows.schema == SCHEMA
@@ -53,7 +53,7 @@ def test_the_same_epoch_again_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [batch(1, salt=7), batch(1, watermark=5)])
-def test_another_result_for_an_epoch_is_divergence(tmp_path: Path, other: EpochBatch) -> None:
+def test_another_result_for_an_epoch_is_refused(tmp_path: Path, other: EpochBatch) -> None:
     with pytest.raises(DifferentResults, match="epoch 1 of stream stream/0"):
         filled(tmp_path, 3).append(other)
 

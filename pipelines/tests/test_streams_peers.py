@@ -29,7 +29,7 @@ from edge_parts import (
     read,
 )
 from pyarrow import flight
-from reader_parts import endpoints, read_once, started_io
+from reader_parts import read_once, routes_to, started_io
 
 from rekindle.identity import Identity
 from rekindle.protocol import Endpoint
@@ -88,7 +88,7 @@ def read_both(first: str, second: str, expected: int) -> PartitionReader:
     """A reader of two replicas, after it has all epochs."""
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    reader.route(endpoints(first, second).endpoints)
+    reader.route(routes_to(first, second).endpoints)
     eventually(lambda: len(got) >= expected, 30)
     assert got == list(range(expected))
     reader.close()
@@ -125,10 +125,10 @@ def test_an_abandoned_call_is_cancelled_at_once(healthy: str) -> None:
     peer = Peer(lambda connected: None)
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    reader.route(endpoints(peer.address).endpoints)
+    reader.route(routes_to(peer.address).endpoints)
     eventually(lambda: peer.accepted)
     began = time.monotonic()
-    reader.route(endpoints(peer.address, healthy, suspected=peer.address).endpoints)
+    reader.route(routes_to(peer.address, healthy, suspected=peer.address).endpoints)
     eventually(lambda: len(got) == 4)
     assert closed_within(peer.accepted[0], 5)
     assert time.monotonic() - began < 1.4  # its deadline is later
@@ -218,7 +218,7 @@ def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     before = native_threads()
     sockets = open_sockets()
     try:
-        reader.route(endpoints(address, healthy).endpoints)
+        reader.route(routes_to(address, healthy).endpoints)
         eventually(lambda: len(got) == 2)
         os.kill(program.pid, signal.SIGSTOP)
         eventually(lambda: len(got) == 4, 20)
@@ -242,7 +242,7 @@ def test_a_task_of_an_earlier_release_is_named() -> None:
         read_once(address, ReadRequest("s", 0, 0, 1), 10)
     io = started_io()
     reader = PartitionReader(io, Subscription("s", 0, 0), lambda b: None, lambda: True)
-    reader.route(endpoints(address).endpoints)
+    reader.route(routes_to(address).endpoints)
     eventually(lambda: "use images of one release" in (reader.problem() or ""))
     reader.close()
     io.stop()
@@ -262,11 +262,11 @@ def test_refusals_are_reported_until_another_replica_serves(
     log.append(batch(0))
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+    reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
     eventually(lambda: "needs the topology's token" in (reader.problem() or ""))
     open_server = StreamServer(ADDRESS, 0)
     open_server.serve_log(log)
-    reader.route(endpoints(f"{ADDRESS}:{open_server.port}").endpoints)
+    reader.route(routes_to(f"{ADDRESS}:{open_server.port}").endpoints)
     eventually(lambda: got == [0] and reader.problem() is None)
     reader.close()
     io.stop()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reader_parts import A, B, C, FakeClient, Harness, endpoints, started_io
+from reader_parts import A, B, C, FakeClient, Harness, routes_to, started_io
 
 from rekindle.protocol import Endpoint
 from rekindle.streams.digest import digest_table
@@ -38,16 +38,16 @@ from rekindle_testing.waiting import eventually
 def choice(*addresses: str) -> ReplicaChoice:
     """For a reader that has received the epochs up to 4."""
     made = ReplicaChoice(next_epoch=5, stall_s=3)
-    made.step(endpoints(*addresses), 0)
+    made.step(routes_to(*addresses), 0)
     return made
 
 
 def test_the_preferred_replica_is_read_first() -> None:
-    assert ReplicaChoice(5, stall_s=3).step(endpoints(A, B), 0) == [SwitchReplica(A, 5)]
+    assert ReplicaChoice(5, stall_s=3).step(routes_to(A, B), 0) == [SwitchReplica(A, 5)]
 
 
 def test_a_reader_keeps_its_replica_when_the_preference_changes() -> None:
-    assert choice(A, B).step(endpoints(B, A), 1) == []
+    assert choice(A, B).step(routes_to(B, A), 1) == []
 
 
 def test_epochs_are_delivered_once() -> None:
@@ -70,12 +70,12 @@ def test_a_failed_replica_is_called_again_after_its_back_off() -> None:
 
 def test_a_suspected_replica_is_left_while_another_is_not() -> None:
     made = choice(A, B)
-    assert made.step(endpoints(A, B, suspected=A), 1) == [SwitchReplica(B, 5)]
-    assert made.step(endpoints(A, B), 2) == []
+    assert made.step(routes_to(A, B, suspected=A), 1) == [SwitchReplica(B, 5)]
+    assert made.step(routes_to(A, B), 2) == []
 
 
 def test_the_only_replica_is_read_although_suspected() -> None:
-    assert ReplicaChoice(5, stall_s=3).step(endpoints(A, suspected=A), 0) == [SwitchReplica(A, 5)]
+    assert ReplicaChoice(5, stall_s=3).step(routes_to(A, suspected=A), 0) == [SwitchReplica(A, 5)]
 
 
 def test_a_stalled_replica_is_abandoned() -> None:
@@ -87,15 +87,15 @@ def test_a_stalled_replica_is_abandoned() -> None:
 
 def test_a_lagging_replica_is_left_only_for_a_better_one() -> None:
     made = choice(A, B, C)
-    assert made.step(endpoints(A, B, C, lagging=(A, B), suspected=C), 1) == []
-    assert made.step(endpoints(A, B, C, lagging=(A, B)), 2) == [SwitchReplica(C, 5)]
-    assert made.step(endpoints(A, B, C), 3) == []
-    assert made.step(endpoints(A, B, lagging=(B,), suspected=A), 4) == [SwitchReplica(B, 5)]
+    assert made.step(routes_to(A, B, C, lagging=(A, B), suspected=C), 1) == []
+    assert made.step(routes_to(A, B, C, lagging=(A, B)), 2) == [SwitchReplica(C, 5)]
+    assert made.step(routes_to(A, B, C), 3) == []
+    assert made.step(routes_to(A, B, lagging=(B,), suspected=A), 4) == [SwitchReplica(B, 5)]
 
 
 def test_a_lagging_replica_is_kept_after_recent_failures() -> None:
     made = choice(A, B)
-    made.step(endpoints(A, B, lagging=(B,)), 0)
+    made.step(routes_to(A, B, lagging=(B,)), 0)
     assert made.step(CallFailed(A), 1) == [SwitchReplica(B, 5)]
     assert made.step(EpochsReceived(B, (5,)), 1 + FAILURE_MEMORY_S / 2) == [DeliverEpochs((5,))]
     assert made.step(EpochsReceived(B, (6,)), 1 + FAILURE_MEMORY_S) == [
@@ -108,14 +108,14 @@ def test_a_lagging_replica_is_kept_after_recent_failures() -> None:
 
 
 def test_a_removed_replica_is_abandoned() -> None:
-    assert choice(A, B).step(endpoints(B), 1) == [SwitchReplica(B, 5)]
-    assert choice(A).step(endpoints(), 1) == [SwitchReplica(None, 5)]
+    assert choice(A, B).step(routes_to(B), 1) == [SwitchReplica(B, 5)]
+    assert choice(A).step(routes_to(), 1) == [SwitchReplica(None, 5)]
 
 
 def test_a_new_incarnation_has_no_failures() -> None:
     made = choice(A)
     made.step(CallFailed(A), 1)
-    assert made.step(endpoints(A, incarnation=2), 1.01) == [SwitchReplica(A, 5)]
+    assert made.step(routes_to(A, incarnation=2), 1.01) == [SwitchReplica(A, 5)]
 
 
 def test_a_gap_is_a_failure() -> None:
@@ -139,7 +139,7 @@ _events = st.one_of(
         st.sets(st.sampled_from([A, B, C])),
         st.sampled_from([A, B, C, ""]),
         st.sets(st.sampled_from([A, B, C])),
-    ).map(lambda t: endpoints(*sorted(t[0]), suspected=t[1], lagging=tuple(t[2]))),
+    ).map(lambda t: routes_to(*sorted(t[0]), suspected=t[1], lagging=tuple(t[2]))),
 )
 
 
@@ -165,7 +165,7 @@ def test_whatever_happens_epochs_come_in_order_without_gaps_or_repeats(
 def test_the_reader_continues_after_a_replica_dies() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
-    harness.reader.route(endpoints(A, B).endpoints)
+    harness.reader.route(routes_to(A, B).endpoints)
     harness.expect(4, within_s=10)
     harness.replicas.dead.add(A)
     harness.replicas.last[B] = 6
@@ -179,9 +179,9 @@ def test_suspicion_abandons_a_call_of_a_silent_replica() -> None:
     harness = Harness()
     harness.replicas.silent[A] = threading.Event()
     harness.replicas.last[B] = 2
-    harness.reader.route(endpoints(A, B).endpoints)
+    harness.reader.route(routes_to(A, B).endpoints)
     time.sleep(0.05)
-    harness.reader.route(endpoints(A, B, suspected=A).endpoints)
+    harness.reader.route(routes_to(A, B, suspected=A).endpoints)
     harness.expect(3, within_s=1.2)
     harness.replicas.silent[A].set()
     harness.close()
@@ -191,7 +191,7 @@ def test_a_silent_replica_is_left_at_the_deadline() -> None:
     harness = Harness()
     harness.replicas.silent[A] = threading.Event()
     harness.replicas.last[B] = 2
-    harness.reader.route(endpoints(A, B).endpoints)
+    harness.reader.route(routes_to(A, B).endpoints)
     harness.expect(3, within_s=2.5)
     harness.close()
 
@@ -213,7 +213,7 @@ def test_timeouts_grow_for_an_epoch_that_does_not_arrive() -> None:
     harness = Harness()
     harness.replicas.last[A] = 1
     harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     harness.expect(2, within_s=5)
     eventually(lambda: len(LargeEpoch.deadlines) >= 5)
     harness.close()
@@ -225,14 +225,14 @@ def test_timeouts_of_replicas_that_are_not_suspected_are_reported() -> None:
     made.step(CallFailed(A, timed_out=True), 1)
     made.step(CallFailed(B), 2)
     assert made.timeouts == 1
-    made.step(endpoints(A, B, suspected=B), 3)
+    made.step(routes_to(A, B, suspected=B), 3)
     made.step(CallFailed(B, timed_out=True), 4)
     assert made.timeouts == 1
     made.step(EpochsReceived(A, (5,)), 5)
     assert made.timeouts == 0
 
     reader = Harness().reader
-    reader._core.choice.step(endpoints(A), 0)
+    reader._core.choice.step(routes_to(A), 0)
     for now in (1, 2):
         assert reader.problem() is None
         reader._core.choice.step(CallFailed(A, timed_out=True), now)
@@ -257,7 +257,7 @@ def test_a_replica_that_responds_in_time_keeps_the_short_timeout() -> None:
 def test_without_buffer_space_no_call_is_made() -> None:
     harness = Harness(buffered_epochs=1)
     harness.replicas.last[A] = 0
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     harness.expect(1, within_s=2)
     harness.replicas.last[A] = 5
     time.sleep(0.1)
@@ -279,7 +279,7 @@ def test_a_reader_goes_on_if_closing_its_client_fails() -> None:
     harness.replicas.last[A] = 4
     harness.replicas.dead.add(A)
     harness.reader._connect = lambda a: NotClosed(harness.replicas, a)
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     eventually(lambda: closed)
     harness.replicas.dead.clear()
     harness.expect(5, within_s=10)
@@ -296,7 +296,7 @@ def test_a_reader_goes_on_if_its_coroutine_raises() -> None:
 
     make = harness.reader._make_call
     harness.reader._make_call = lambda call: unknown(call) if failures else make(call)  # type: ignore[method-assign]
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     harness.expect(5, within_s=10)
     harness.close()
 
@@ -314,7 +314,7 @@ def test_a_reader_goes_on_if_its_call_is_cancelled_by_somebody_else() -> None:
 
     harness.replicas.last[A] = 4
     harness.reader._connect = lambda a: Cancelled(harness.replicas, a)
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     harness.expect(5, within_s=10)
     harness.close()
 
@@ -334,7 +334,7 @@ def test_a_call_that_is_abandoned_before_it_begins_leaves_no_connection(closing:
     harness.buffered_epochs = 1
     harness.replicas.last[A] = harness.replicas.last[B] = 0
     harness.reader._connect = connect
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     harness.expect(1, within_s=5)
     eventually(lambda: harness.reader._calling is None)
     assert opened == [A]
@@ -344,7 +344,7 @@ def test_a_call_that_is_abandoned_before_it_begins_leaves_no_connection(closing:
     if closing:
         harness.reader.close()
     else:
-        harness.reader.route(endpoints(B).endpoints)
+        harness.reader.route(routes_to(B).endpoints)
     eventually(lambda: opened == ([] if closing else [B]))
     harness.close()
 
@@ -362,7 +362,7 @@ def test_a_reader_that_has_failed_is_woken_by_space() -> None:
         return space[0]
 
     harness.reader._has_buffer_space = has_space
-    harness.reader.route(endpoints(A).endpoints)
+    harness.reader.route(routes_to(A).endpoints)
     harness.expect(5, within_s=10)
     space[0] = RuntimeError("once")
     eventually(lambda: harness.reader.problem())
@@ -384,7 +384,7 @@ def test_an_epoch_that_a_real_server_has_truncated_is_reported(tmp_path: Path) -
     server.serve_log(log)
     io = started_io()
     reader = PartitionReader(io, Subscription("s", 0, 3), lambda _: None, lambda: True)
-    reader.route(endpoints(f"127.0.41.2:{server.port}").endpoints)
+    reader.route(routes_to(f"127.0.41.2:{server.port}").endpoints)
     eventually(reader.problem)
     assert "epoch 3 of stream s/0 is no longer in the log of any replica" in (
         reader.problem() or ""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import given
 from random_histories import histories
-from reader_parts import A, B, endpoints
+from reader_parts import A, B, routes_to
 
 from rekindle.streams.reader_core import (
     MAX_DEADLINE_S,
@@ -56,13 +56,13 @@ class Upstream:
                     pass
 
     def route_both(self) -> None:
-        self.step(endpoints(A, B))
+        self.step(routes_to(A, B))
 
     def route_one(self) -> None:
-        self.step(endpoints(B))
+        self.step(routes_to(B))
 
     def suspect(self) -> None:
-        self.step(endpoints(A, B, suspected=A))
+        self.step(routes_to(A, B, suspected=A))
 
     def grow(self) -> None:
         self.last += 2
@@ -169,7 +169,7 @@ def test_a_reported_error_stays_until_a_call_succeeds() -> None:
     upstream = play(["route_both", "wake"])
     assert upstream.call is not None
     upstream.call = None
-    upstream.step(CallFailed(1, reported=f"{A} cannot be read: KeyError('x')"))
+    upstream.step(CallFailed(1, problem=f"{A} cannot be read: KeyError('x')"))
     assert upstream.core.problem() == f"epoch 5 of stream s/0: {A} cannot be read: KeyError('x')"
     upstream.wake()
     upstream.respond()

@@ -190,7 +190,7 @@ def test_stopping_wakes_waiting_calls(log: OutputLog, monkeypatch: pytest.Monkey
     assert time.monotonic() - stopped_at < 10, "stopping waited for the call's own end"
 
 
-def test_a_split_is_computed_once_for_all_consumers() -> None:
+def test_an_epoch_is_divided_once_for_all_consumers() -> None:
     rows, calls = batch(0, rows=50).rows, []
     cache = SharesCache(max_bytes=10 * group_by_share(rows, ["k"], 2).nbytes)
 
@@ -207,7 +207,7 @@ def test_a_split_is_computed_once_for_all_consumers() -> None:
     assert len(calls) == 22
 
 
-def test_a_split_over_the_budget_still_serves_all_its_consumers() -> None:
+def test_shares_over_the_budget_still_serve_all_consumers() -> None:
     rows, calls = batch(0, rows=50).rows, []
     cache = SharesCache(max_bytes=1)
 
@@ -222,7 +222,7 @@ def test_a_split_over_the_budget_still_serves_all_its_consumers() -> None:
     assert len(cache) == 1
 
 
-def test_epochs_without_rows_are_not_split(log: OutputLog, server: StreamServer) -> None:
+def test_epochs_without_rows_are_not_divided(log: OutputLog, server: StreamServer) -> None:
     for epoch in range(5):
         log.append(batch(epoch, rows=0))
     response = read(server, ReadRequest("s", 0, 0, 1 << 20, share=Share(("k",), 3, 1)))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from log_parts import MemorySpill
-from reader_parts import endpoints, read_once, started_io
+from reader_parts import read_once, routes_to, started_io
 
 from rekindle.exchange.routing import Share
 from rekindle.exchange.shuffle import SharesCache, group_by_share
@@ -45,8 +45,8 @@ def filled(directory: Path, epochs: int, rows: int, **options: Any) -> OutputLog
 
 
 @pytest.fixture
-def splits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """An element for each split that the server computes."""
+def divisions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """An element for each epoch that the server divides."""
     computed: list[int] = []
 
     def counted(rows: pa.Table, *arguments: Any) -> Any:
@@ -88,7 +88,7 @@ class Consumers:
         self.io = started_io()
         self.readers = [self._reader(index, count) for index in range(count)]
         for reader in self.readers:
-            reader.route(endpoints(f"{ADDRESS}:{server.port}").endpoints)
+            reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
 
     def _reader(self, index: int, count: int) -> PartitionReader:
         def deliver(batch: EpochBatch) -> None:
@@ -114,10 +114,10 @@ class Consumers:
 @pytest.mark.parametrize(
     ("consumers", "epochs", "rows"), [(32, 400, 1), (16, 150, 2000), (8, 12, 100_000)]
 )
-def test_consumers_that_catch_up_share_each_split(
+def test_consumers_that_catch_up_divide_each_epoch_once(
     tmp_path: Path,
     server: StreamServer,
-    splits: list[int],
+    divisions: list[int],
     consumers: int,
     epochs: int,
     rows: int,
@@ -127,31 +127,31 @@ def test_consumers_that_catch_up_share_each_split(
     readers = Consumers(server, consumers)
     readers.wait(epochs, 60)
     assert sum(readers.rows) == rows * epochs
-    assert len(splits) == epochs
+    assert len(divisions) == epochs
     assert heartbeat.longest_s < 0.5
 
 
-def test_epochs_beyond_the_cache_are_hardly_split_again(
-    tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
+def test_epochs_beyond_the_cache_are_hardly_divided_again(
+    tmp_path: Path, server: StreamServer, divisions: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equally fast consumers stay near each other, since a call reads a part of the cache."""
-    monkeypatch.setattr(server._frames, "_call_split_bytes", 1 << 20)
+    monkeypatch.setattr(server._frames, "_call_shares_bytes", 1 << 20)
     server._frames._shares_cache = SharesCache(4 << 20)
-    server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of splits
+    server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of shares
     Consumers(server, 8).wait(300, 60)
-    assert 300 <= len(splits) <= 450
+    assert 300 <= len(divisions) <= 450
 
 
-def test_a_call_for_a_share_splits_no_more_than_the_cache_keeps(
-    tmp_path: Path, server: StreamServer, splits: list[int], monkeypatch: pytest.MonkeyPatch
+def test_a_call_for_a_share_divides_no_more_than_the_cache_keeps(
+    tmp_path: Path, server: StreamServer, divisions: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server._frames, "_call_split_bytes", 64 << 10)
+    monkeypatch.setattr(server._frames, "_call_shares_bytes", 64 << 10)
     log = filled(tmp_path, 60, 1000)
     server.serve_log(log)
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 64, 0))
     response = read_once(f"{ADDRESS}:{server.port}", request, 10)
-    assert 1 <= len(response.epochs) == len(splits) <= 4
-    assert sum(16 * rows for rows in splits) <= (64 << 10) + 16_000
+    assert 1 <= len(response.epochs) == len(divisions) <= 4
+    assert sum(16 * rows for rows in divisions) <= (64 << 10) + 16_000
 
 
 def test_an_epoch_of_few_rows_costs_the_same_for_any_number_of_shares() -> None:
@@ -195,10 +195,10 @@ def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
     assert [e.epoch for e in response.epochs] == [0, 1, 2]
 
 
-def test_small_epochs_are_read_once_however_short_the_slices(
+def test_small_epochs_are_read_once_however_short_the_turns(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(response_frames, "ROUND_S", 0)  # each slice has one epoch
+    monkeypatch.setattr(response_frames, "ROUND_S", 0)  # each turn divides one epoch
     log = filled(tmp_path, 100, 1)
     server.serve_log(log)
     reads, read_local = [], log.read_local
@@ -255,7 +255,7 @@ def test_a_large_epoch_on_its_way_leaves_the_loop_to_others(
     assert turns[0] >= 60
 
 
-def test_a_call_that_was_abandoned_splits_no_more(
+def test_a_call_that_was_abandoned_divides_no_more(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
@@ -359,7 +359,7 @@ def test_a_file_that_was_fetched_does_not_wait_for_the_store(
     other.join(20)
 
 
-def test_a_portion_does_not_hold_memory_twice(
+def test_a_call_from_a_spilled_file_into_a_local_one_holds_memory_once(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a spilled file into a local one, with memory for one of them."""

@@ -110,7 +110,7 @@ def test_tentative_batches_are_refused_by_name() -> None:
         SUnion(INPUTS, next_epoch=0, watermark=0).add(CHANNELS[0], tentative)
 
 
-def test_replicas_that_disagree_raise_diverged() -> None:
+def test_replicas_that_disagree_are_refused() -> None:
     union = SUnion(INPUTS, next_epoch=0, watermark=0)
     union.add(CHANNELS[0], batch(CHANNELS[0], 0))
     with pytest.raises(DifferentResults, match="disagree on epoch 0"):

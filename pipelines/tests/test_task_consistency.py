@@ -10,14 +10,14 @@ import pytest
 from consistency_world import EPOCH_BYTES, failure_free
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from task_consistency_world import Chain, CoreTask, CoreWorld, play_cuts, records_of
+from task_consistency_world import CoreTask, CoreWorld, WorldOptions, play_cuts, records_of
 from test_consistency_histories import (
     POLICIES,
     SEEDS,
     X_S,
     check_output,
-    drawn_chain,
     drawn_cuts,
+    drawn_options,
     outputs,
 )
 
@@ -37,22 +37,22 @@ WITH_POLICIES = [(s, POLICIES[at % len(POLICIES)]) for at, s in enumerate(SHARED
 def play(seed: int, policies: tuple[Policy, Policy] | None = None) -> CoreWorld:
     """Played to its end. Several properties check the same worlds: to play one takes the time."""
     random = Random(seed)
-    chain = replace(drawn_chain(random), max_delay_s=X_S)
+    options = replace(drawn_options(random), max_delay_s=X_S)
     if policies is not None:
-        chain = replace(
-            chain,
+        options = replace(
+            options,
             during_failure=policies[0],
             during_stabilization=policies[1],
             process_epoch_s=0.002,
         )
-    world = CoreWorld(chain)
+    world = CoreWorld(options)
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)))
     return world
 
 
-def cut_for(seconds: float, chain: Chain | None = None) -> CoreWorld:
-    """One task, or more, whose side input is cut after 10 s."""
-    world = CoreWorld(chain or Chain())
+def cut_for(seconds: float, options: WorldOptions | None = None) -> CoreWorld:
+    """One task, or more, whose second input is cut off after 10 s."""
+    world = CoreWorld(options or WorldOptions())
     world.run(10)
     world.cut(1)
     world.run(10 + seconds)
@@ -68,7 +68,7 @@ def test_stable_output_is_that_of_a_run_without_failures(
     seed_and_policies: tuple[int, tuple[Policy, Policy]],
 ) -> None:
     world = play(*seed_and_policies)
-    expected = failure_free(world.chain, world.epochs)
+    expected = failure_free(world.options, world.epochs)
     for depth, (task, values) in enumerate(zip(world.tasks, expected, strict=True)):
         got = [record.value for record in task.stream.stable]
         assert got == values[: len(got)]
@@ -102,7 +102,7 @@ def test_each_epoch_has_output_within_x(
 @EXAMPLES
 def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
     world = play(seed)
-    epochs, size = world.chain.max_buffered_epochs, world.chain.read_ahead_bytes
+    epochs, size = world.options.max_buffered_epochs, world.options.read_ahead_bytes
     for task in world.tasks:
         channels = len(task.links)
         assert task.most_buffered[0] <= 3 * channels * (epochs + 2)
@@ -114,8 +114,8 @@ def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
 def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
     """A tentative epoch that fails is left out; a stable call that fails is made smaller."""
     random = Random(seed)
-    chain = replace(drawn_chain(random), max_delay_s=X_S)
-    world = CoreWorld(chain)
+    options = replace(drawn_options(random), max_delay_s=X_S)
+    world = CoreWorld(options)
     for task in world.tasks:
         kinds = [BatchKind.TENTATIVE, BatchKind.STABLE]
         task.fails = {
@@ -124,7 +124,7 @@ def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
         }
         task.appends_fail = [random.choice(["", "disk"]) for _ in range(10)]
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=80)
-    expected = failure_free(chain, world.epochs)
+    expected = failure_free(options, world.epochs)
     for task, values in zip(world.tasks, expected, strict=True):
         got = [record.value for record in task.stream.stable]
         assert got == values[: len(got)]
@@ -156,7 +156,7 @@ def test_a_cut_input_makes_output_tentative_and_then_it_is_corrected() -> None:
 
 
 def test_tentative_epochs_are_not_in_state_digests_or_checkpoints() -> None:
-    with_failure, without = cut_for(8), CoreWorld(Chain())
+    with_failure, without = cut_for(8), CoreWorld(WorldOptions())
     with_failure.heal_all()
     with_failure.run(31)
     without.run(31)
@@ -175,7 +175,7 @@ def test_a_short_failure_makes_nothing_tentative() -> None:
 
 
 def test_nothing_is_tentative_before_the_task_is_live() -> None:
-    world = CoreWorld(Chain())
+    world = CoreWorld(WorldOptions())
     (task,) = world.tasks
     task.branches._tentative_allowed = False
     task.branches._core._deadlines.max_delay_s = None
@@ -185,7 +185,7 @@ def test_nothing_is_tentative_before_the_task_is_live() -> None:
 
 
 def failing(how: str) -> tuple[CoreWorld, CoreTask]:
-    world = CoreWorld(Chain())
+    world = CoreWorld(WorldOptions())
     (task,) = world.tasks
     task.fails = {BatchKind.TENTATIVE: [how]}
     world.run(10)
@@ -210,7 +210,7 @@ def test_a_tentative_epoch_that_fails_is_reported_and_left_out(how: str) -> None
 
 
 def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> None:
-    world = CoreWorld(Chain())
+    world = CoreWorld(WorldOptions())
     (task,) = world.tasks
     task.appends_fail = ["disk"]
     world.run(10)
@@ -222,8 +222,8 @@ def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> No
     assert records_of(task, BatchKind.TENTATIVE) == []
 
 
-def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
-    world = CoreWorld(Chain())
+def test_an_engine_that_dies_while_it_is_idle_costs_no_epoch() -> None:
+    world = CoreWorld(WorldOptions())
     world.run(10.95)
     (task,) = world.tasks
     task.send(IdleEngineDied("the JVM died"))  # restarted at 11.15; epoch 10 arrives at 11.01
@@ -233,7 +233,7 @@ def test_an_engine_that_dies_while_it_is_idle_takes_nothing() -> None:
 
 def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
     """While it corrects 20 epochs, new ones are answered within X."""
-    world = CoreWorld(Chain(process_epoch_s=0.1, call_epochs=16))
+    world = CoreWorld(WorldOptions(process_epoch_s=0.1, call_epochs=16))
     (task,) = world.tasks
     world.run(10)
     world.cut(1)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from consistency_world import SCHEMA, failure_free
 from hypothesis import given, settings
-from task_consistency_world import Chain, CoreReplicas, play_cuts, records_of
+from task_consistency_world import CoreReplicas, WorldOptions, play_cuts, records_of
 from test_consistency_histories import SEEDS, X_S, check_output, drawn_cuts
 
 from rekindle.consistency.messages import (
@@ -28,7 +28,7 @@ from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.task.core.branches import UNANSWERED_S, BranchesCore
 from rekindle.task.core.partner import PartnerMessages
 
-SLOW = Chain(
+SLOW = WorldOptions(
     max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
 )
 
@@ -69,7 +69,7 @@ def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
 
 def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
     """Nobody carries what they ask; a call takes longer than an epoch."""
-    world = CoreReplicas(Chain(max_delay_s=X_S, call_s=1.2, call_epochs=64))
+    world = CoreReplicas(WorldOptions(max_delay_s=X_S, call_s=1.2, call_epochs=64))
     world.run(10)
     for link in (1, 3):
         world.cut(link)
@@ -88,7 +88,7 @@ def test_both_end_stable_and_equal(seed: int) -> None:
     random = Random(seed)
     world = CoreReplicas(replace(SLOW, during_stabilization=random.choice(list(Policy))))
     play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=60)
-    expected = failure_free(world.chain, world.epochs)[0]
+    expected = failure_free(world.options, world.epochs)[0]
     for task in world.tasks:
         check_output(task)
         assert task.branches.state is ConsistencyState.STABLE

@@ -201,22 +201,22 @@ def test_a_slow_check_is_followed_by_a_longer_pause() -> None:
 
 
 def test_epochs_of_a_boot_that_may_be_wrong_are_compared() -> None:
-    core = SinkCore(assigned(from_epoch=0), written_through=3, compare_from=8)
+    core = SinkCore(assigned(from_epoch=0), written_through=3, compare_files_from=8)
     assert core.step(Woken(), 0.0) == [OpenSink(3, read_first_epoch=True)]
     core.step(SinkOpened(last=20, first=0), 0.0)
     assert core.next_epoch == 8
-    elsewhere = SinkCore(assigned(from_epoch=0), written_through=3, compare_from=8)
-    elsewhere.step(Woken(), 0.0)
-    elsewhere.step(SinkOpened(last=20, first=12), 0.0)
-    assert elsewhere.next_epoch == 12, "not before its definition's first epoch"
+    from_another_epoch = SinkCore(assigned(from_epoch=0), written_through=3, compare_files_from=8)
+    from_another_epoch.step(Woken(), 0.0)
+    from_another_epoch.step(SinkOpened(last=20, first=12), 0.0)
+    assert from_another_epoch.next_epoch == 12, "not before its definition's first epoch"
 
 
 def test_a_changed_assignment_replaces_its_writer() -> None:
     a, b, c = assigned("a"), assigned("b"), assigned("c")
-    elsewhere = assigned("b", from_epoch=9)
-    assert assignment_changes({"a": a, "b": b}, [a, elsewhere, c]) == [
+    from_another_epoch = assigned("b", from_epoch=9)
+    assert assignment_changes({"a": a, "b": b}, [a, from_another_epoch, c]) == [
         StopWriter("b"),
-        StartWriter(elsewhere),
+        StartWriter(from_another_epoch),
         StartWriter(c),
     ]
     assert assignment_changes({"a": a}, []) == [StopWriter("a")]

@@ -196,7 +196,7 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
     world.earlier.stop_comparing()
     world.sinks.stop()
     killed(Boot(home, replicas=1), epoch=9)
-    assert Boot(home, replicas=1).world.earlier.compare_from is None
+    assert Boot(home, replicas=1).world.earlier.compare_files_from is None
 
 
 def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:

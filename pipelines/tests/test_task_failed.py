@@ -183,6 +183,7 @@ def test_a_task_runs_before_its_state_is_fetched(
     assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
     fetch = runtime._startup.fetch
     assert fetch is not None
+    # A kill during this wait must not make calls smaller.
     assert fetch.during_wait.__qualname__ == CallSizeFile.during_wait.__qualname__
     goes_on.set()
     eventually(lambda: runtime.polls.poll(poll).restoring is None, 10)

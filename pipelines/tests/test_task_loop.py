@@ -127,8 +127,10 @@ def test_sinks_start_after_their_newest_output(world: World) -> None:
     world.sinks.assign([SINK])
     eventually(lambda: durable(world) == {"q": 4})
     assert world.sink.epochs == [0, 1, 2, 3, 4]
-    elsewhere = SINK.model_copy(update={"from_epoch": 3})
-    world.sinks.assign([elsewhere, SINK.model_copy(update={"query": "late", "from_epoch": 8})])
+    from_another_epoch = SINK.model_copy(update={"from_epoch": 3})
+    world.sinks.assign(
+        [from_another_epoch, SINK.model_copy(update={"query": "late", "from_epoch": 8})]
+    )
     assert set(durable(world)) == {"q", "late"}
     assert durable(world)["late"] == 7
     world.sinks.assign([])

@@ -18,7 +18,7 @@ from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, State
 from rekindle.errors import EpochTooLarge, RekindleError, StoreError
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.call_size_file import CallSize, CallSizeFile
+from rekindle.task.call_size_file import FILE_NAME, CallSize, CallSizeFile
 
 HEAP_FULL = EngineUnavailable(describe_exit(3, "512m"), 3)
 
@@ -248,7 +248,7 @@ def test_a_crash_in_small_calls_does_not_shrink_calls() -> None:
 
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '{"epochs": 1, "bytes": null}'])
 def test_a_damaged_call_size_file_is_ignored(tmp_path: Path, text: str) -> None:
-    (tmp_path / "attempt.json").write_text(text)
+    (tmp_path / FILE_NAME).write_text(text)
     assert CallSizeFile(tmp_path).interrupted() is None
 
 

@@ -1,8 +1,9 @@
 """Real task processes, and the coordinator's real core: a lost replica gets its state from its
 partner, which goes on.
 
-Two replicas of a segment; one is killed, with its disk, under load. Its successor must start from
-the partner's state, not from a checkpoint, and agree with the partner, which must never pause.
+Two replicas of a segment; one is killed, with its disk, under load. The newcomer in its place must
+start from the partner's state, not from a checkpoint, and agree with the partner, which must never
+pause.
 """
 
 from __future__ import annotations
@@ -73,13 +74,13 @@ def test_a_lost_replica_gets_its_state_from_a_partner_that_goes_on(cluster: Task
     lost, partner = cluster.replicas.values()
     lost.kill()
     lost_at = time.monotonic()
-    successor = cluster.start(lost.slot)
+    newcomer = cluster.start(lost.slot)
     cluster.poll_until(cluster.all_live, 300)
-    assert successor.response is not None
-    report = successor.response.movement
+    assert newcomer.response is not None
+    report = newcomer.response.movement
     assert report is not None
-    assert report.moved_through is not None, (cluster.movement_phases, successor.response)
-    assert successor.response.restored_from == report.moved_through
+    assert report.moved_through is not None, (cluster.movement_phases, newcomer.response)
+    assert newcomer.response.restored_from == report.moved_through
     assert "moving" in [note.phase for note in cluster.movement_phases]
     assert "restoring" not in [n.phase for n in cluster.movement_phases if n.incarnation == 2]
 

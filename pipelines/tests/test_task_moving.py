@@ -234,7 +234,9 @@ def test_another_boot_of_the_donor_ends_the_session(
     other[0].stop()
 
 
-def test_what_cannot_be_installed_leaves_the_checkpoint(donor: Donor, newcomer: Newcomer) -> None:
+def test_a_newcomer_restores_a_checkpoint_if_the_state_cannot_be_installed(
+    donor: Donor, newcomer: Newcomer
+) -> None:
     newcomer.fail = "no space"
     order = newcomer.order(donor.server.port)
     newcomer.shell.apply_poll(order, None)

@@ -53,7 +53,7 @@ def many_small_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compaction, "PAGE_ROWS", 4)
         patch.setattr(compaction, "WAITING_BYTES", 2_000)
-        patch.setattr(compaction, "SINGLE_DELTAS", 3)
+        patch.setattr(compaction, "MAX_SINGLE_DELTAS", 3)
         patch.setattr(pieces_module, "FILE_BYTES", 1_000)
         patch.setattr(pieces_module, "READ_BYTES", 300)
         yield

@@ -29,7 +29,9 @@ class Task:
 
     def assign(self, **options: object) -> None:
         sink = SinkSpec.model_validate({"stream": options})
-        self.sinks.assign(None, [SinkAssignment(query="delays", from_epoch=0, sink=sink)])
+        self.sinks.assign(
+            through=None, sinks=[SinkAssignment(query="delays", from_epoch=0, sink=sink)]
+        )
         assert self.sinks.problem is None
 
     def connect(self) -> Any:

@@ -49,9 +49,9 @@ class Disk:
             raise NotDeterministic(f"epoch {disputed_epoch} was computed with different results")
         self._empty(epoch)
         self.earlier = {disputed_epoch: results}
-        compare_from = epoch if self.compare else disputed_epoch
+        compare_files_from = epoch if self.compare else disputed_epoch
         self.compare = True
-        return compare_from
+        return compare_files_from
 
     def contradicts(self, base: int, values: dict[int, str]) -> bool:
         """Whether the log has another value of one of these epochs, which are a partner's."""
@@ -60,9 +60,9 @@ class Disk:
 
     def take(self, base: int, last: int, values: dict[int, str]) -> int | None:
         """The log of a partner in place of the own one. Returns what `start_at` does."""
-        compare_from = self.start_at(base, alone=False)
+        compare_files_from = self.start_at(base, alone=False)
         self.values, self.base, self.last = dict(values), base, last
-        return compare_from
+        return compare_files_from
 
     def check(self, epoch: int, value: str, alone: bool) -> str | None:
         """As `EarlierBoots.check`, before an epoch is appended."""

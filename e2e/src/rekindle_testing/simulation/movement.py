@@ -144,7 +144,7 @@ class SimulatedMover:
         if chunks is None:
             return  # discarded
         if self._disk.access_fails():
-            self._not_stored(session)
+            self._not_stored(session, "the disk failed")
             return
         assert len(chunks) == number, "chunks are stored in order"
         chunks.append(data)
@@ -155,18 +155,18 @@ class SimulatedMover:
         if chunks is None:
             return  # discarded
         if self._disk.access_fails():
-            self._not_stored(session)
+            self._not_stored(session, "the disk failed")
             return
         moved = MovedState.of(b"".join(chunks).decode())
         if self._disk.contradicts(moved.base, moved.log):
-            self._not_stored(session)
+            self._not_stored(session, "its own log has another result")
             return
         self.installed = moved
         digest = self.installed.digest
         self._step(NewcomerEventReceived(newcomers.StateInstalled(session, digest)))
 
-    def _not_stored(self, session: Session) -> None:
-        self._step(NewcomerEventReceived(newcomers.StoringFailed(session, "the disk failed")))
+    def _not_stored(self, session: Session, why: str) -> None:
+        self._step(NewcomerEventReceived(newcomers.StoringFailed(session, why)))
 
     # -- the donor ---------------------------------------------------------------------------------
 

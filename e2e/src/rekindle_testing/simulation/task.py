@@ -168,7 +168,7 @@ class TaskProcess:
                 input_names=[entry.name for entry in pod.segment.inputs],
             )
         )
-        self._compare_from: int | None = None  # files of earlier boots may be wrong
+        self._compare_files_from: int | None = None  # files of earlier boots may be wrong
         self.tentative = TentativeResults(self, surroundings, consistency)
         self._mover = SimulatedMover(
             self.process,
@@ -254,11 +254,11 @@ class TaskProcess:
 
     def _end_comparison(self) -> None:
         parts = self.core.parts
-        if self._compare_from is None or parts is None:
+        if self._compare_files_from is None or parts is None:
             return
         cores = parts.sinks.cores.values()
         if cores and not any(core.compares for core in cores):
-            self._compare_from, self._disk.compare = None, False
+            self._compare_files_from, self._disk.compare = None, False
 
     def step(self, event: TaskCoreEvent) -> None:
         """Feed an event, and then those that effects of it lead to at once, in order."""
@@ -403,11 +403,11 @@ class TaskProcess:
         disk, moved, written = self._disk, self._moved, self._restored.epoch
         if moved is not None:
             self._around.checks.moved(self.pod, moved)
-            self._compare_from = disk.take(moved.base, moved.state.epoch, moved.log)
+            self._compare_files_from = disk.take(moved.base, moved.state.epoch, moved.log)
             written = moved.base - 1
         else:
             try:
-                self._compare_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
+                self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
             except DifferentResults as error:
                 self.step(CallFailedPermanently(error))
                 return
@@ -416,7 +416,7 @@ class TaskProcess:
             self._restored,
             disk.base,
             disk.last,
-            compare_from=self._compare_from,
+            compare_files_from=self._compare_files_from,
             written_through=written,
         )
         self.step(restored)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_KEY
+from rekindle_operator import compiled_specs
 from rekindle_operator.cluster.model import IncarnationRef, Snapshot, TopologyView, without_forged
-from rekindle_operator.compiled_specs import StillCompiling, start_pass
+from rekindle_operator.compiled_specs import StillCompiling
 from rekindle_operator.reconcile.actions import (
     FIRST,
     Action,
@@ -45,7 +46,7 @@ from rekindle_operator.reconcile.planning import (
     open_gates,
     plan_all,
     ranks,
-    with_candidates,
+    with_pods_to_place,
 )
 from rekindle_operator.reconcile.rebalancing import (
     GivenUp,
@@ -120,7 +121,7 @@ def reconcile_all(
     """The same, by topology. An error of one does not affect the others."""
     # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
     settings = settings or Settings()
-    start_pass()
+    compiled_specs.start_pass()
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)
     pass_inputs = PassInputs(snapshot, losses, now, settings)
@@ -227,7 +228,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
         surplus_replicas(context, states),
     )
     coordinator = replace_coordinator(context)
-    return TopologyNeeds(observed, with_candidates(plan_input), coordinator)
+    return TopologyNeeds(observed, with_pods_to_place(plan_input), coordinator)
 
 
 def _begin_rebalancing(
@@ -260,10 +261,10 @@ def _with_move(observed: ObservedTopology, loads: NodeLoads) -> ObservedTopology
 
 def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -> Capacity:
     states = [s for n in needs for s in n.plan_input.states]
-    # Their pods reserve capacity until they are deleted, which this pass does.
-    cancelled = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
+    # Replaced before they ran, in a roll or in a planned move: this pass deletes them.
+    deleted = {s.pod.uid for s in states if s.pod and s.loss and not s.loss.counts_as_failure}
     coordinators = [n.coordinator.pod for n in needs if n.coordinator.pod is not None]
-    return measure_capacity(pass_inputs, cancelled, coordinators)
+    return measure_capacity(pass_inputs, deleted, coordinators)
 
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:

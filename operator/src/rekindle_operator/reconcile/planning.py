@@ -59,7 +59,7 @@ def partition_key(uid: str, slot: Slot) -> str:
     return f"{uid}/{slot.segment}/{slot.partition}"
 
 
-def with_candidates(plan_input: PlanInput) -> PlanInput:
+def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
     """With the slots that are about to have a pod, or have a gated one. A pod avoids nodes that
     are unsuitable for pods of its shape."""
     uid, pass_inputs = plan_input.context.view.uid, plan_input.context.pass_inputs

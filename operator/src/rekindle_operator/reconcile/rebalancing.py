@@ -28,7 +28,7 @@ from rekindle_operator.reconcile.planning import (
     MAX_REFUSALS,
     PlanInput,
     partition_key,
-    with_candidates,
+    with_pods_to_place,
 )
 from rekindle_operator.reconcile.replacements import replacements
 from rekindle_operator.reconcile.slots import (
@@ -238,7 +238,7 @@ def _successor(context: ReconcileContext, other: SlotState) -> SlotState:
 def _to_place(context: ReconcileContext, successor: SlotState) -> PodToPlace:
     """As the plan will see it once it is to be created."""
     states = (successor,)
-    planned = with_candidates(PlanInput(context, states, replacements(context, states)))
+    planned = with_pods_to_place(PlanInput(context, states, replacements(context, states)))
     return planned.candidates[successor.slot.key].to_place
 
 

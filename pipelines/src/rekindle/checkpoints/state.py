@@ -201,7 +201,7 @@ class StateStore:
             run = runs[number, batch] = RemoteRun(awaited)
             remote = expected.setdefault(name, _RemoteObject(objects[number].nbytes))
             remote.awaited[batch] = awaited
-            remote.first_pane = min(remote.first_pane, facts.extent[0])
+            remote.first_pane = min(remote.first_pane, facts.pane_range[0])
             self._record_places(name, {batch: run})
         return runs
 

@@ -42,7 +42,7 @@ def _unlikely(source: OpenedSource) -> Iterator[str]:
     """Event times outside of plausible years. A generator computes them as its spec says, so its
     times are not checked."""
     first_us, last_us = source.summary.first_us, source.summary.last_us
-    if source.computed or first_us is None or last_us is None:
+    if source.generated or first_us is None or last_us is None:
         return
     hint = (
         "check the unit in eventTime.expression: timestamp_seconds, timestamp_millis, "

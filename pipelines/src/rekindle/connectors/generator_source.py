@@ -7,8 +7,8 @@ and IEEE sums and products are used, not log or cos, so that every processor get
 `columns` maps each column of the schema to an expression of `rekindle.topology.generator.columns`,
 which `rekindle.connectors.generator_columns` computes.
 
-The event time column has to be a `timestamp`; the watermark is the time of the epoch's last row,
-before jitter, minus lateness.
+The expression of the event time column has to be `timestamp(...)`; the watermark is the time of the
+epoch's last row, before jitter, minus lateness.
 
 Design: docs/design/exactly-once.md#sources.
 """

@@ -174,7 +174,7 @@ class Inputs:
 
     def can_form(self, epoch: int) -> bool:
         """Whether an epoch has all of its blocking inputs."""
-        blocking = (c for c in self.channels if c.input in self._settings.blocking)
+        blocking = (c for c in self.channels if c.input in self._settings.blocking_inputs)
         return all(self.live.has(channel, epoch) for channel in blocking)
 
     # -- subscriptions ---------------------------------------------------------------------------

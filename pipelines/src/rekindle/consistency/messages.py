@@ -27,8 +27,8 @@ class Policy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConsistencySettings:
-    """`inputs`: the partitions read, for each input; `blocking`: indices of inputs without which
-    no epoch is processed (a join with `whenMissing: Block`); `max_delay_s`: None if infinite.
+    """`inputs`: the partitions read, for each input; `blocking_inputs`: indices of inputs without
+    which no epoch is processed (a join with `whenMissing: Block`); `max_delay_s`: None if infinite.
 
     What is buffered is bounded in bytes of memory (`read_ahead_bytes`, as for `SUnion`, and the
     same again in complete epochs and for the tentative branch) and in epochs of each channel.
@@ -36,7 +36,7 @@ class ConsistencySettings:
 
     inputs: Sequence[Sequence[int]]
     schemas: Sequence[pa.Schema]
-    blocking: frozenset[int] = frozenset()
+    blocking_inputs: frozenset[int] = frozenset()
     max_delay_s: float | None = None
     delay_fraction: float = 0.9
     during_failure: Policy = Policy.PROCESS

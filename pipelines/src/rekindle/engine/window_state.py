@@ -27,7 +27,7 @@ from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.compaction import compact
 from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, OperatorState, append, drop
-from rekindle.engine.state.panes import closing_windows, each_window, without_touched
+from rekindle.engine.state.panes import closing_windows, each_window, without_stale_tree_nodes
 from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
@@ -206,7 +206,7 @@ def _append(
     digest = _chained(state.digest, epochs)
     tables = [table for _, table in epochs]
     state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
-    return without_touched(replace(state, digest=digest), touched, shape.assigner.pane_us)
+    return without_stale_tree_nodes(replace(state, digest=digest), touched, shape.assigner.pane_us)
 
 
 def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Table]]:

@@ -61,14 +61,14 @@ class SparkOptions:
 @dataclass(frozen=True, slots=True)
 class OpenedSource:
     """`last_epoch`: None if the source is unbounded; `speed_field`: the field that sets the speed,
-    and its value; `computed`: event times follow from the spec, not from files; `idle_partitions`:
+    and its value; `generated`: event times follow from the spec, not from files; `idle_partitions`:
     number of partitions without rows, 0 if none has rows."""
 
     name: str
     summary: SourceSummary
     last_epoch: int | None
     speed_field: tuple[str, float] | None
-    computed: bool
+    generated: bool
     idle_partitions: int = 0
 
 
@@ -205,13 +205,13 @@ def _describe_source(
     if not isinstance(spec, SourceSpec):
         raise TypeError(f"{name} is not a source")
     _, options = spec.kind
-    computed = not options.has_raw_columns
+    generated = not options.has_raw_columns
     parts = [source for (of, _), source in sources.items() if of == name]
     last_epoch, summaries = parts[0].last_epoch, [part.summary for part in parts]
     rows = [summary.rows for summary in summaries if summary.rows is not None]
     summary = replace(summaries[0], rows=sum(rows) if rows else None)
     idle = rows.count(0) if any(rows) else 0
-    return OpenedSource(name, summary, last_epoch, options.speed_field, computed, idle)
+    return OpenedSource(name, summary, last_epoch, options.speed_field, generated, idle)
 
 
 def _query_sink_opener(topology: Topology) -> QuerySinkOpener:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from rekindle.errors import BelowFloor
 from rekindle.stream_sinks.cursor import Control, Cursor
 from rekindle.stream_sinks.spilled import SpilledReads, TooManySpilledReads
-from rekindle.stream_sinks.ticket import At, Ticket
+from rekindle.stream_sinks.ticket import LivePosition, Ticket
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.live_history import Position, Span
 from rekindle.streams.live_output import LiveOutput
@@ -270,7 +270,7 @@ class Call:
         output, position = self._output, self._position
         at = None
         if output is not None and position is not None:
-            at = At(output.boot, position.span, position.epoch)
+            at = LivePosition(output.boot, position.span, position.epoch)
         ticket = replace(
             self._ticket, partition=self._served.log.partition, cursor=self._cursor, at=at
         )

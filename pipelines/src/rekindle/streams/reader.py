@@ -311,13 +311,13 @@ class PartitionReader:
         level = logging.WARNING if first else logging.DEBUG
         stack = None if expected or not first else error
         _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error, exc_info=stack)
-        reported = None if expected else f"{call.address} cannot be read: {error!r}"
+        problem = None if expected else f"{call.address} cannot be read: {error!r}"
         self._step(
             CallFailed(
                 call.call,
                 truncated=isinstance(error, BelowFloor),
                 timed_out=isinstance(error, CallTimedOut),
                 message=str(error),
-                reported=str(error) if isinstance(error, StreamRefused) else reported,
+                problem=str(error) if isinstance(error, StreamRefused) else problem,
             )
         )

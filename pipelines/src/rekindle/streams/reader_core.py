@@ -83,14 +83,14 @@ class LiveReturned:
 
 @dataclass(frozen=True, slots=True)
 class CallFailed:
-    """`message`: the error; `reported`: the problem to report at once, if another attempt may not
+    """`message`: the error; `problem`: the problem to report at once, if another attempt may not
     help: a refusal, or an unexpected error. Other errors are reported after several failures."""
 
     call: int
     truncated: bool = False
     timed_out: bool = False
     message: str = ""
-    reported: str | None = None
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ class ReaderCore:
         """After any error the reader switches to another replica."""
         if (call := self._ended(event.call)) is None:
             return []
-        self._reported, self._failure = event.reported, event.message
+        self._reported, self._failure = event.problem, event.message
         failed = replica_choice.CallFailed(call.address, event.truncated, event.timed_out)
         return self.choice.step(failed, now)
 

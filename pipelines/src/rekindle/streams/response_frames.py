@@ -43,7 +43,7 @@ from rekindle.table_memory import object_bytes
 
 SERVE_BYTES = 112 << 20
 """Memory for readers, by default."""
-_SPLIT_CACHE_FRACTION = 1 / 7
+_SHARES_CACHE_FRACTION = 1 / 7
 _RESPONSES_FRACTION = 4 / 7
 """The part of the memory that all responses may reserve; a larger epoch is sent alone. The rest is
 used by logs, for fetched files."""
@@ -53,7 +53,7 @@ BATCH_BYTES = 128 << 10
 """Small epochs are read, divided and sent in batches of this size."""
 LARGE_BYTES = 4 << 20
 """Larger epochs are read and divided in a separate thread."""
-_CALL_SPLIT_FRACTION = 1 / 4
+_CALL_SHARES_FRACTION = 1 / 4
 """A call ends when its shares fill this part of the cache of shares, or after one larger epoch, so
 that other calls that read the same epochs still find their shares in the cache."""
 ROUND_S = 0.25
@@ -76,8 +76,8 @@ class ResponseFrames:
     """The frames of all responses of a server; used within one event loop."""
 
     def __init__(self, memory_bytes: int = SERVE_BYTES) -> None:
-        cached_bytes = int(_SPLIT_CACHE_FRACTION * memory_bytes)
-        self._call_split_bytes = int(_CALL_SPLIT_FRACTION * cached_bytes)
+        cached_bytes = int(_SHARES_CACHE_FRACTION * memory_bytes)
+        self._call_shares_bytes = int(_CALL_SHARES_FRACTION * cached_bytes)
         self._shares_cache = SharesCache(cached_bytes)
         self._budget = MemoryBudget(int(_RESPONSES_FRACTION * memory_bytes))
         self._rows_thread = CallThread("stream-rows")
@@ -92,14 +92,14 @@ class ResponseFrames:
     async def read(self, log: OutputLog, request: ReadRequest) -> AsyncGenerator[Frames]:
         """The batches of a call. The first one has an epoch, if there is one. Raises BelowFloor,
         LogCorrupt, StoreError."""
-        batches = self._read(_Call(log, request, self._call_split_bytes))
+        batches = self._read(_Call(log, request, self._call_shares_bytes))
         async with contextlib.aclosing(batches):
             async for frames in batches:
                 yield frames
 
     async def read_live(self, output: LiveOutput, request: ReadRequest) -> AsyncGenerator[Frames]:
         """As `read`, for a live request: batches of all kinds in their order."""
-        call, from_epoch = _Call(output.log, request, self._call_split_bytes), request.from_epoch
+        call, from_epoch = _Call(output.log, request, self._call_shares_bytes), request.from_epoch
         position = position_in(output, request)
         while not call.full and (following := output.next(position, from_epoch)) is not None:
             span, log = following
@@ -283,7 +283,7 @@ class _Call:
         """Epochs that have been read and not divided yet, the next one last."""
         self._object_bytes = object_bytes(len(log.schema))
         self._epochs = 0
-        self._split_bytes_left = shares_bytes
+        self._shares_bytes_left = shares_bytes
 
     @property
     def begun(self) -> bool:
@@ -315,11 +315,11 @@ class _Call:
     ) -> None:
         """An epoch is sent, or with `epochs=0` a part of it; `shares_bytes`: of its shares."""
         self.bytes_left -= self._reader_bytes(payload)
-        self._split_bytes_left -= shares_bytes
+        self._shares_bytes_left -= shares_bytes
         self.epoch += epochs
         self._epochs += epochs
         if self._epochs == MAX_READ_EPOCHS or (
-            self._epochs and min(self.bytes_left, self._split_bytes_left) <= 0
+            self._epochs and min(self.bytes_left, self._shares_bytes_left) <= 0
         ):
             self.complete = self.full = True
         elif self.through is not None and self.epoch > self.through:

@@ -66,7 +66,7 @@ class BranchedInputs:
         attempts: AttemptFile | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stall_s`, `check_size`: see `StreamInputs`."""
+        """`stall_s`, `check_size`: as in `rekindle.task.inputs.StreamInputs`."""
         self._changed = threading.Condition()
         self._core = BranchesCore(settings, next_epoch, watermark)
         self._segment = segment
@@ -79,7 +79,7 @@ class BranchedInputs:
         self._output: LiveOutput | None = None
         self._closed = False
         self._wake_needed = False  # whether a reader may wait for buffer space
-        self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
+        self._expected_bytes: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
         self._request_bytes = max(
             MIN_REQUEST_BYTES,
             min(REQUEST_BYTES, settings.read_ahead_bytes // len(self._core.channels)),
@@ -136,7 +136,7 @@ class BranchedInputs:
     def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
         with self._changed:
             if epoch > self._core.stable_epoch:
-                sizes = self._announced.setdefault(epoch, {})
+                sizes = self._expected_bytes.setdefault(epoch, {})
                 sizes[channel] = size
                 size = sum(sizes.values())
         self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", size)
@@ -244,7 +244,9 @@ class BranchedInputs:
     def stable_processed(self, through: int) -> None:
         """The stable epochs through this one are in the log."""
         with self._changed:
-            self._announced = {e: sizes for e, sizes in self._announced.items() if e > through}
+            self._expected_bytes = {
+                e: sizes for e, sizes in self._expected_bytes.items() if e > through
+            }
             self._wake_needed = True
             self._step(StableProcessed(through))
 
@@ -289,7 +291,9 @@ class BranchedInputs:
                 reader.route(endpoints)
 
     def unreadable(self) -> tuple[str, ...]:
-        return tuple(sorted({a for r in self._readers.values() for a in r.unreadable()}))
+        """Addresses of replicas at which the last call failed."""
+        readers = self._readers.values()
+        return tuple(sorted({address for r in readers for address in r.unreadable()}))
 
     def problem(self) -> str | None:
         return next((p for r in self._readers.values() if (p := r.problem()) is not None), None)

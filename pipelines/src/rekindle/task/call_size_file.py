@@ -29,11 +29,15 @@ class CallSize:
     bytes: int
 
 
+FILE_NAME = "attempt.json"
+"""The name that older releases read."""
+
+
 class CallSizeFile:
     """The file of one task, in its data directory. If it cannot be written, calls continue."""
 
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "attempt.json"  # the name that older releases read
+        self._path = directory / FILE_NAME
         self._largest_succeeded = 0  # bytes
         self._written = False
         self._thread: int | None = None  # of the newest call

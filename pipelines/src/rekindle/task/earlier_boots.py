@@ -36,8 +36,8 @@ _RESULTS_BEFORE_DECISION = 2
 
 
 class EarlierBoots:
-    """Results of earlier boots after the restore point. `compare_from`: the first epoch of which
-    they may have written a wrong file; None: they have not. `check` is called by the engine's
+    """Results of earlier boots after the restore point. `compare_files_from`: the first epoch of
+    which they may have written a wrong file; None: they have not. `check` is called by the engine's
     thread."""
 
     def __init__(
@@ -45,9 +45,9 @@ class EarlierBoots:
         directory: Path,
         results: Mapping[int, tuple[Result, ...]],
         has_no_partners: bool,
-        compare_from: int | None,
+        compare_files_from: int | None,
     ) -> None:
-        self.compare_from = compare_from
+        self.compare_files_from = compare_files_from
         self._directory = directory
         self._file = directory / _RESULTS_FILE
         self._results = dict(results)
@@ -55,7 +55,7 @@ class EarlierBoots:
 
     def stop_comparing(self) -> None:
         """Sinks have compared all their files."""
-        self.compare_from = None
+        self.compare_files_from = None
         try:
             end_comparison(self._directory)
         except OSError as error:  # the next boot compares once more
@@ -102,21 +102,21 @@ def continue_log(
     stored = _read_results(file)
     if stored is not None and stored[0] <= restored_from:
         file.unlink()  # a trusted checkpoint covers the epoch
-    compare_from = restored_from + 1 if must_compare(directory) else None
+    compare_files_from = restored_from + 1 if must_compare(directory) else None
     if stored is None:
         results = {e: (r,) for e, r in log.results(restored_from + 1).items()}
         log.start_at(restored_from + 1, keep=has_no_partners)
-        return EarlierBoots(directory, results, has_no_partners, compare_from)
+        return EarlierBoots(directory, results, has_no_partners, compare_files_from)
     epoch, differing = stored
     if epoch > restored_from and len(differing) > _RESULTS_BEFORE_DECISION:
         raise _divergence_error(f"epoch {epoch} of stream {log.stream}/{log.partition}", differing)
     log.start_at(restored_from + 1, keep=False)
     if epoch <= restored_from:
-        return EarlierBoots(directory, {}, has_no_partners, compare_from)
-    if compare_from is None:
+        return EarlierBoots(directory, {}, has_no_partners, compare_files_from)
+    if compare_files_from is None:
         mark_comparison(directory)  # it outlives the file of results, which the decision deletes
-        compare_from = epoch
-    return EarlierBoots(directory, {epoch: differing}, has_no_partners, compare_from)
+        compare_files_from = epoch
+    return EarlierBoots(directory, {epoch: differing}, has_no_partners, compare_files_from)
 
 
 def _divergence_error(where: str, results: tuple[Result, ...]) -> DifferentResults:

@@ -42,7 +42,7 @@ class PollHandler:
         with self._lock:
             self._core.accept(poll)
             self._store_fence()
-            contained = self._core.contained()
+            contained = self._core.contained()  # what an earlier coordinator has held back here
         response = self._make_response(poll.fence).model_copy(
             update={
                 "topology": self._identity.topology,

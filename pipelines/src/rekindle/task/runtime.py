@@ -242,7 +242,7 @@ class TaskRuntime:
         running.donor.tick()
         if running.branched is not None:
             self._update_branches(running.branched)
-        if running.earlier.compare_from is not None and running.sinks.all_compared():
+        if running.earlier.compare_files_from is not None and running.sinks.all_compared():
             running.earlier.stop_comparing()
         return SinksProgressed([s.durable for s in running.sinks.progress()])
 
@@ -353,8 +353,8 @@ class TaskRuntime:
 
     def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
-        through, compare_from = started.written_through, started.earlier.compare_from
-        sinks = SinkWriters(log, through, self._open_sink, compare_from)
+        through, compare_files_from = started.written_through, started.earlier.compare_files_from
+        sinks = SinkWriters(log, through, self._open_sink, compare_files_from)
         saver = CheckpointSaver(self._store)
         if self.status.restoring is not None:
             saver.state_incomplete()

@@ -171,18 +171,18 @@ class SinkWriter:
 
 class SinkWriters:
     """The sinks that the coordinator has assigned to this task. Epochs up to `written_through` are
-    certainly durable. From `compare_from` on, files of earlier boots are compared; None: they are
-    not."""
+    certainly durable. From `compare_files_from` on, files of earlier boots are compared; None: they
+    are not."""
 
     def __init__(
         self,
         log: OutputLog,
         written_through: int,
         open_sink: SinkOpener,
-        compare_from: int | None = None,
+        compare_files_from: int | None = None,
     ) -> None:
         self._log = log
-        self._compare_from = compare_from
+        self._compare_files_from = compare_files_from
         self._written_through = written_through
         self._open = open_sink
         self._write_limit: int | None = None  # see `pause_after`
@@ -200,7 +200,9 @@ class SinkWriters:
         self._writers = writers
 
     def _writer(self, assigned: SinkAssignment) -> SinkWriter:
-        core = SinkCore(assigned, self._written_through, self._compare_from, self._write_limit)
+        core = SinkCore(
+            assigned, self._written_through, self._compare_files_from, self._write_limit
+        )
         return SinkWriter(core, self._log, self._open)
 
     def pause_after(self, through: int | None) -> None:

@@ -277,12 +277,12 @@ class DigestComparison:
         computation: Computation,
         after: int,
         disputed: Mapping[int, EpochDigests | None],
-        listed: Iterable[Slot] = (),
+        existing: Iterable[Slot] = (),
         digest_name: str = "chained",
     ) -> bool:
         """An older coordinator has contained the results of a boot after an epoch; `disputed`:
         epochs about which replicas disagree, each with the boot's result, if it has one;
-        `digest_name`: in which digest; `listed`: slots of the tasks that exist. True if this is
+        `digest_name`: in which digest; `existing`: slots of the tasks that exist. True if this is
         new."""
         if self._inherited.get(computation.slot) == computation:
             return False
@@ -293,7 +293,7 @@ class DigestComparison:
             self.discard([computation])
         elif partition in self._disputes:
             return False
-        elif self._has_partners(computation.slot, listed):
+        elif self._has_partners(computation.slot, existing):
             epoch = min(disputed)
             result = disputed[epoch]
             # One that computes again does not count, nor one whose state is not saved yet.
@@ -374,12 +374,12 @@ class DigestComparison:
         partition: Partition,
         alive: Sequence[Computation],
         now: float,
-        listed: Iterable[Slot] | None = None,
+        existing: Iterable[Slot] | None = None,
         waiting: Collection[Slot] = (),
     ) -> None:
         """Restart one of `alive` (computations that respond), so that it computes a disputed
         partition again, unless one does so already. The highest index first, since the lowest one
-        saves checkpoints. `listed`: slots of the tasks that exist, whether they have started or
+        saves checkpoints. `existing`: slots of the tasks that exist, whether they have started or
         not; None: not known. If there is only one, nobody else will compute the partition again.
         `waiting`: those that have no restore point yet; another one would have to wait, too."""
         dispute = self._disputes.get(partition)
@@ -404,7 +404,7 @@ class DigestComparison:
             self._disputes[partition] = dispute.with_replaced(last)
             what = "replicas repeat different results; it is replaced, so that a third decides"
             self._mark_diverged(last.slot, last.incarnation, f"epoch {dispute.epoch}: {what}")
-        elif alive and listed is not None and self._is_alone(partition, listed):
+        elif alive and existing is not None and self._is_alone(partition, existing):
             self._settle_alone(dispute, alive[0])
 
     # --- private ---
@@ -428,8 +428,8 @@ class DigestComparison:
         compared = {s for s in slots if partition_of(s) == partition and self.is_compared(s)}
         return len(compared) < 2
 
-    def _has_partners(self, slot: Slot, listed: Iterable[Slot]) -> bool:
-        return self.is_compared(slot) and not self._is_alone(partition_of(slot), listed)
+    def _has_partners(self, slot: Slot, existing: Iterable[Slot]) -> bool:
+        return self.is_compared(slot) and not self._is_alone(partition_of(slot), existing)
 
     def _is_configured(self, partition: Partition) -> bool:
         """Whether the newest generation has it."""

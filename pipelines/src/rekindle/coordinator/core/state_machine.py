@@ -81,7 +81,7 @@ class Coordinator:
         self.membership = Membership()
         self.committer = Committer(fence)
         self.containment = Containment()
-        self.movements = StateMovements(fence, last_number=started_ms)
+        self.movements = StateMovements(fence, last_session_number=started_ms)
         self._input_gaps = InputGaps()
         self._wall_s = wall_s
         self._generation: Generation | None = None

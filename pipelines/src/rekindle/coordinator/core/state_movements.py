@@ -27,10 +27,10 @@ that takes as long as a tick."""
 
 
 class StateMovements:
-    """Of one coordinator. `fence`: its incarnation. `last_number`: as in `MovementCore`."""
+    """Of one coordinator. `fence`: its incarnation. `last_session_number`: as in `MovementCore`."""
 
-    def __init__(self, fence: int, last_number: int = 0) -> None:
-        self.core = MovementCore(fence, last_number=last_number)
+    def __init__(self, fence: int, last_session_number: int = 0) -> None:
+        self.core = MovementCore(fence, last_session_number=last_session_number)
         self._was_needed = False
         self._has_changed = True
         self._observed_at = 0.0

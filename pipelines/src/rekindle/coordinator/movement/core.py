@@ -64,13 +64,13 @@ class MovementCore:
     """All state movements of one topology. `fence`: of this coordinator."""
 
     def __init__(
-        self, fence: int, limits: MovementLimits | None = None, last_number: int = 0
+        self, fence: int, limits: MovementLimits | None = None, last_session_number: int = 0
     ) -> None:
-        """`last_number`: not below those of sessions that an earlier process of this coordinator,
-        which had the same fence, has begun."""
+        """`last_session_number`: not below those of sessions that an earlier process of this
+        coordinator, which had the same fence, has begun."""
         self._fence = fence
         self._limits = limits or MovementLimits()
-        self._last_number = last_number  # of sessions
+        self._last_session_number = last_session_number
         self._views = ReplicaViews()
         self._movements: dict[Replica, Movement] = {}
         self._failed_attempts: dict[Slot, int] = {}  # of boots that ended before they were Live
@@ -149,7 +149,7 @@ class MovementCore:
                 attempts = self._failed_attempts.get(view.slot, 0)
                 # Not below the versions of all sessions that other coordinators, or an earlier
                 # process of this one, may have begun for it.
-                earlier = SessionVersion(self._fence, self._last_number)
+                earlier = SessionVersion(self._fence, self._last_session_number)
                 new = Movement(view.replica, view.boot, now, abandoned=earlier, attempts=attempts)
                 self._movements.setdefault(view.replica, new)
         for movement, view in self._with_views():
@@ -166,7 +166,7 @@ class MovementCore:
                 versions += [report.abandoned] if report.abandoned is not None else []
                 versions += [report.progress.session.version] if report.progress is not None else []
             own = (version.number for version in versions if version.fence == self._fence)
-            self._last_number = max(self._last_number, *own, 0)
+            self._last_session_number = max(self._last_session_number, *own, 0)
 
     def _end_gone(self) -> None:
         for movement in [*self._movements.values()]:
@@ -261,8 +261,8 @@ class MovementCore:
             busy = Counter(m.donor for m in self._movements.values() if m.phase.holds and m.donor)
             donor = choose_donor(donors, busy, self._limits.per_donor, movement.failed)
             if donor is not None:
-                self._last_number += 1
-                movement.begin(donor, SessionVersion(self._fence, self._last_number), now)
+                self._last_session_number += 1
+                movement.begin(donor, SessionVersion(self._fence, self._last_session_number), now)
 
     # -- directives --------------------------------------------------------------------------------
 

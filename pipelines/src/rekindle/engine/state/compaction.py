@@ -59,13 +59,13 @@ WAITING_BYTES = 64 << 20
 """Limit on rows that were appended, since the restore, to pages that wait for runs which are not
 available. Above it compaction reads these runs, and the call waits for them: otherwise the state
 would grow with the input for as long as the store cannot be reached."""
-SINGLE_DELTAS, JOINED_DELTAS = 32, 512
+MAX_SINGLE_DELTAS, MAX_JOINED_DELTAS = 32, 512
 """Maximum number of deltas of level 0 (each of one call), and of each higher level. If there are
 more, the oldest are joined to deltas of the next level, so that reads do not have to search too
 many."""
 JOIN_BYTES = 16 << 20
 """Limit on deltas that are joined to one; larger deltas are not copied."""
-PRUNE_SCAN_PAGES = 64
+PRUNED_DELTA_PAGES = 64
 """Size, in pages, of the deltas whose live rows are counted in one call."""
 
 
@@ -134,10 +134,10 @@ def join_single_deltas(state: OperatorState) -> OperatorState:
 def _join_if_many(state: OperatorState) -> OperatorState:
     for level in sorted({delta.level for delta in state.deltas}):
         deltas = [d for d in state.deltas if d.level == level]
-        if not level and len(deltas) > SINGLE_DELTAS:
+        if not level and len(deltas) > MAX_SINGLE_DELTAS:
             state = join_single_deltas(state)
-        elif level and len(deltas) > JOINED_DELTAS:  # the oldest have the fewest live rows
-            oldest = deltas[: max(2, JOINED_DELTAS // 16)]
+        elif level and len(deltas) > MAX_JOINED_DELTAS:  # the oldest have the fewest live rows
+            oldest = deltas[: max(2, MAX_JOINED_DELTAS // 16)]
             state = _join(state, oldest) if all(d.run.is_available for d in oldest) else state
     return _prune(state)
 
@@ -198,7 +198,7 @@ def _prune(state: OperatorState) -> OperatorState:
             pruned = replace(delta, run=Run(live.combine_chunks()))
             deltas[at] = pruned if live.num_rows else None
         seen += delta.run.rows
-        if seen > PRUNE_SCAN_PAGES * PAGE_ROWS:
+        if seen > PRUNED_DELTA_PAGES * PAGE_ROWS:
             break
     return replace(state, deltas=tuple(d for d in deltas if d is not None))
 

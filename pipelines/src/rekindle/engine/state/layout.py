@@ -25,7 +25,7 @@ from rekindle.engine.state.runs import Int64s, Run
 Place = tuple[int, int]
 """The number of an object, and of a batch in it."""
 _NO_PLACE = (-1, -1)
-_NO_EXTENT = (END_OF_PANES, BEGIN_OF_PANES)
+_NO_PANES = (END_OF_PANES, BEGIN_OF_PANES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def _runs(
 def _live_panes(run: Run, panes: Int64s) -> tuple[int, int]:
     if not len(panes):
         return 0, -1
-    first, last = run.extent
+    first, last = run.pane_range
     low, high = np.searchsorted(panes, first), np.searchsorted(panes, last, "right") - 1
     return int(low), int(high)
 
@@ -126,9 +126,9 @@ def facts(
             if (at, batch) == _NO_PLACE:
                 continue
             whole = objects[at]
-            extent = (panes[first], panes[last]) if first <= last else _NO_EXTENT
+            pane_range = (panes[first], panes[last]) if first <= last else _NO_PANES
             nbytes = whole.nbytes * rows // max(1, whole.rows)
-            yield (at, batch), RunFacts(rows, nbytes, extent, whole.schema)
+            yield (at, batch), RunFacts(rows, nbytes, pane_range, whole.schema)
 
 
 def places(layout: Mapping[str, Any]) -> Iterator[Place]:

@@ -195,7 +195,7 @@ def drop(state: OperatorState, first_us: int) -> OperatorState:
     if not len(panes):
         return OperatorState(first_live_pane_us=first_us, seq=state.seq, digest=state.digest)
     dropped = page_at(state, first_us, 0)  # number of pages of which no row is live
-    deltas = (_live_part(d, first_us) for d in state.deltas if d.run.extent[1] >= first_us)
+    deltas = (_live_part(d, first_us) for d in state.deltas if d.run.pane_range[1] >= first_us)
     kept = replace(
         state,
         pages=state.pages[dropped:],
@@ -219,7 +219,7 @@ def _live_part(delta: Delta, first_us: int) -> Delta:
     """The delta without its dead rows, if most are dead, to free their memory. A run that is not
     available takes no memory."""
     run = delta.run
-    if run.extent[0] >= first_us or not run.is_available:
+    if run.pane_range[0] >= first_us or not run.is_available:
         return delta
     first, rows = run.position(first_us, 0), run.rows
     if (rows - first) * ROWS_PER_LIVE_ROW >= rows:
@@ -258,7 +258,7 @@ def bounds(state: OperatorState, at: int) -> tuple[tuple[int, int], tuple[int, i
 
 def overlaps(run: Run, first: int, end: int) -> bool:
     """Whether the run may have rows in the panes from `first` to before `end`."""
-    low, high = run.extent
+    low, high = run.pane_range
     return low < end and high >= first
 
 

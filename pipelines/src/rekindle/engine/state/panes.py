@@ -108,7 +108,7 @@ def each_window(
     return _from_tree_nodes(shape, state, pane_us, count, starts, add, files)
 
 
-def without_touched(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
+def without_stale_tree_nodes(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
     """The state without tree nodes that contain one of these panes, or that begin with a pane whose
     windows are all closed."""
     if not state.tree_nodes:

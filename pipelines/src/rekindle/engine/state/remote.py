@@ -34,12 +34,12 @@ class RunFetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is known of a run without its rows. `nbytes` may be an estimate; `extent`: the first and
-    the last of its panes that may be read; if there is none, the first is after the last."""
+    """What is known of a run without its rows. `nbytes` may be an estimate; `pane_range`: the first
+    and the last of its panes that may be read; if there is none, the first is after the last."""
 
     rows: int
     nbytes: int
-    extent: tuple[int, int]
+    pane_range: tuple[int, int]
     schema: pa.Schema
 
 
@@ -106,8 +106,8 @@ class RemoteRun(Run):
         return self._awaited.facts.nbytes if run is None else run.nbytes
 
     @property
-    def extent(self) -> tuple[int, int]:
-        return self._awaited.facts.extent
+    def pane_range(self) -> tuple[int, int]:
+        return self._awaited.facts.pane_range
 
     def select(self, names: Sequence[str]) -> Run:
         return RemoteRun(self._awaited, self.id, names)

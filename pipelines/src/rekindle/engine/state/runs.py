@@ -124,7 +124,7 @@ class Run:
         return int(self.table.nbytes)
 
     @property
-    def extent(self) -> tuple[int, int]:
+    def pane_range(self) -> tuple[int, int]:
         """Its first and its last pane."""
         return int(self.panes[0]), int(self.panes[-1])
 

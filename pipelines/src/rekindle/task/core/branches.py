@@ -107,6 +107,7 @@ class BranchesCore:
         return () if self.state is ConsistencyState.STABLE else self._core.missing()
 
     def buffered(self) -> tuple[int, int]:
+        """Epochs and bytes, in all buffers."""
         return self._core.buffered()
 
     def may_read(self, channel: Channel, live: bool = False) -> bool:
@@ -165,7 +166,8 @@ class BranchesCore:
 
     def update_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
         """The other replica's messages in a poll; `boot`: of this task. While this replica has no
-        tentative results, requests to serve are ignored: the partner goes on without an answer."""
+        tentative results, requests to serve are ignored (but not those without a lease, which end
+        one): the partner goes on without an answer."""
         asks = partner.asks if partner is not None else None
         if partner is not None and asks is not None and asks.lease_s and not self.may_be_tentative:
             partner = partner.model_copy(update={"asks": None})

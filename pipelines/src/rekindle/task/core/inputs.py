@@ -63,7 +63,7 @@ class StreamsCore:
         self._ready: deque[EpochInput] = deque()
         self._ready_bytes = 0
         self._read_ahead_bytes = read_ahead_bytes
-        self._announced: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
+        self._expected_bytes: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
 
     @property
     def channels(self) -> tuple[Channel, ...]:
@@ -83,13 +83,13 @@ class StreamsCore:
         """The first error is kept."""
         self.error = self.error or error
 
-    def announced(self, channel: Channel, epoch: int, size: int) -> int:
+    def expected_bytes(self, channel: Channel, epoch: int, size: int) -> int:
         """A channel will deliver so many bytes of an epoch. Returns the bytes of the epoch that all
         channels have announced: in the end they are merged, so all of them are in memory at a
         time."""
         if epoch < self._union.next_epoch:  # a repeated batch of a complete epoch, to be dropped
             return size
-        sizes = self._announced.setdefault(epoch, {})
+        sizes = self._expected_bytes.setdefault(epoch, {})
         sizes[channel] = size  # replaces the size of an earlier request
         return sum(sizes.values())
 
@@ -101,7 +101,7 @@ class StreamsCore:
             self.error = error
             raise
         for epoch in complete:
-            self._announced.pop(epoch.epoch, None)
+            self._expected_bytes.pop(epoch.epoch, None)
             self._ready.append(epoch)
             self._ready_bytes += epoch.memory_bytes
 

@@ -88,13 +88,13 @@ class PollReceived:
 class TaskRestored:
     """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`. `complete`:
     none of the state has to be fetched; otherwise StateComplete follows. `written_through`: the
-    newest epoch that sinks certainly have; None: that of the state. `compare_from`: the first epoch
-    of which an earlier boot may have written a wrong file; None: it has not."""
+    newest epoch that sinks certainly have; None: that of the state. `compare_files_from`: the first
+    epoch of which an earlier boot may have written a wrong file; None: it has not."""
 
     state: TaskState
     log_base: int
     log_last: int
-    compare_from: int | None = None
+    compare_files_from: int | None = None
     complete: bool = True
     written_through: int | None = None
 

@@ -39,13 +39,13 @@ class InputPositions:
 class Sinks:
     """The sinks of one task, by query."""
 
-    def __init__(self, written_through: int, compare_from: int | None) -> None:
+    def __init__(self, written_through: int, compare_files_from: int | None) -> None:
         self.cores: dict[str, SinkCore] = {}
         self._written_through = written_through
-        self._compare_from = compare_from
+        self._compare_files_from = compare_files_from
 
     def start(self, assigned: SinkAssignment, through: int | None) -> SinkCore:
-        core = SinkCore(assigned, self._written_through, self._compare_from, through)
+        core = SinkCore(assigned, self._written_through, self._compare_files_from, through)
         self.cores[assigned.query] = core
         return core
 

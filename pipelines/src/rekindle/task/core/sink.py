@@ -2,10 +2,10 @@
 
 A sink consumes the task's output log from `from_epoch` on, one call at a time. Epochs up to the
 restore point are durable, because an entry is committed only after its partition's sinks have
-written. Before its first write its newest epoch is read; epochs of an earlier boot are skipped,
-but compared from `compare_from` on, because that boot's log may have been wrong. A call that failed
-is made again after a back-off. Epochs above `through` wait, because replicas disagree about them.
-Does not know the log's files, nor the engine.
+written. Before its first write its newest epoch is read; epochs of an earlier boot are skipped, but
+compared from `compare_files_from` on, because that boot's log may have been wrong. A call that
+failed is made again after a back-off. Epochs above `through` wait, because replicas disagree about
+them. Does not know the log's files, nor the engine.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -128,14 +128,14 @@ class SinkCore:
         self,
         assigned: SinkAssignment,
         written_through: int,
-        compare_from: int | None = None,
+        compare_files_from: int | None = None,
         through: int | None = None,
     ) -> None:
         self.assigned = assigned
         self.next_epoch = max(assigned.from_epoch, written_through + 1)
         self.conflict: str | None = None
         self.problem: str | None = None
-        self._compare_from = compare_from
+        self._compare_files_from = compare_files_from
         self._compare_through = NO_EPOCH  # the newest epoch in the sink when it was opened
         self._through = through
         self._log_last = NO_EPOCH
@@ -163,7 +163,7 @@ class SinkCore:
     @property
     def compares(self) -> bool:
         """Whether files of earlier boots are yet to be compared, or differ."""
-        if self._compare_from is None:
+        if self._compare_files_from is None:
             return False
         written = self._opened and self.next_epoch > self._compare_through
         return not written or self.conflict is not None
@@ -208,7 +208,7 @@ class SinkCore:
         if self._call is not None or now < self._retry_at:
             return []
         if not self._opened:
-            self._call = OpenSink(self.next_epoch - 1, self._compare_from is not None)
+            self._call = OpenSink(self.next_epoch - 1, self._compare_files_from is not None)
         elif self.conflict is not None and now >= self._check_at:
             self._call = CheckConflicts()
         elif self._log_last >= self.next_epoch and self.may_write(self.next_epoch):
@@ -220,9 +220,9 @@ class SinkCore:
         return [self._call]
 
     def _first_to_write(self, last: int, first: int | None) -> int:
-        if self._compare_from is None or first is None:
+        if self._compare_files_from is None or first is None:
             return last + 1
-        return min(last + 1, max(self._compare_from, first))
+        return min(last + 1, max(self._compare_files_from, first))
 
     def _succeeded(self) -> None:
         self._call, self._failures, self.problem = None, 0, None

@@ -356,7 +356,7 @@ class TaskCore:
             branches=branches is not None,
         )
         written = state.epoch if event.written_through is None else event.written_through
-        sinks = Sinks(written, event.compare_from)
+        sinks = Sinks(written, event.compare_files_from)
         self.parts = Parts(log, loop, sinks, branches)
         self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
         self.status.engine_epoch = state.epoch

@@ -112,7 +112,7 @@ def test_a_row_hashes_alone_as_among_others(values: list[str | None]) -> None:
     assert together == [hashes(pa.array([v], pa.string()))[0] for v in values]
 
 
-def test_keys_spread_over_buckets() -> None:
+def test_keys_spread_over_partitions() -> None:
     for column in (pa.array(range(64_000)), pa.array([f"key-{i}" for i in range(64_000)])):
         counts = np.bincount(np.array(hashes(column), dtype=np.uint64) % np.uint64(64))
         assert counts.min() > 850
