@@ -105,7 +105,7 @@ def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) ->
 
 
 def test_a_problem_found_by_a_task_stays_until_all_is_live(running: ModelCluster) -> None:
-    refusal = {"wrongDefinition": "alarms", "problem": "alarms: operator alarms: no such function"}
+    refusal = {"refused": "alarms", "problem": "alarms: operator alarms: no such function"}
     running.task_reports["flights-alarms-0-0-1"] = {"phase": "Failed", **refusal}
     running.task_reports["flights-alarms-0-1-1"] = {"phase": "Failed", **refusal}
     running.settle()
@@ -130,7 +130,7 @@ def test_a_problem_found_by_a_task_ends_with_its_generation(
     for name in ("flights-alarms-0-0-1", "flights-alarms-0-1-1"):
         running.task_reports[name] = {
             "phase": "Failed",
-            "wrongDefinition": "alarms",
+            "refused": "alarms",
             "problem": "alarms: no",
         }
     running.settle()

@@ -136,7 +136,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
-        wrong_definition=str(raw.get("wrongDefinition") or ""),
+        wrong_definition=str(raw.get("refused") or ""),
         saving_fails=raw.get("savingFails") is True,
         tentative=str(raw.get("outputState") or _STABLE) != _STABLE,
         missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),

@@ -120,7 +120,7 @@ OPERATOR_MUTANTS: Mapping[str, Mutant] = {
         execute, "schedule", _creates_first
     ),
     "the plan ignores what runs": replaced(core, "measure_capacity", _nothing_uses_capacity),
-    "the plan forgets pods that wait": replaced(core, "with_candidates", _forgets_waiting),
+    "the plan forgets pods that wait": replaced(core, "with_pods_to_place", _forgets_waiting),
     "replicas may share a node": replaced(NodeCapacity, "fits", _ignores_replicas),
     "the operator's Lease is taken at once": replaced(Candidate, "_is_free", _takes_lease_at_once),
     "a replica acts after its term": replaced(Leader, "may_act", _acts_in_any_term),

@@ -121,7 +121,7 @@ def _task(task: TaskReport) -> Json:
         "untrusted": task.untrusted,
         "restoredFrom": task.restored_from,
         "problem": task.problem,
-        "wrongDefinition": task.wrong_definition,
+        "refused": task.wrong_definition,
         "savingFails": task.saving_fails,
         "outputState": task.output_state,
         "tentativeEpoch": task.tentative_epoch,
