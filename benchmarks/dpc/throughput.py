@@ -180,7 +180,7 @@ class _Bench:
             loop.run_call(timeout_s=1.0)
         seconds = time.perf_counter() - began
         inputs.close()
-        if max(output.report.tentative, output.report.corrected) != NO_EPOCH:
+        if max(output.report.newest_tentative, output.report.corrected_through) != NO_EPOCH:
             raise RuntimeError(f"round {name} was tentative: the machine is too busy to compare")
         log.close()
         return seconds

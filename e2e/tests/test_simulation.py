@@ -47,7 +47,9 @@ def fault(
 
 
 BY_FORCE = 1  # `other` of an eviction
-EVICTED_AT_ONCE = 30  # `other` of a fault of a party of a state movement: at once
+EVICTED_AT_ONCE = 30
+"""`other` of FAIL_DONOR: the last digit is the delay (0: none), the tens are how it fails (3:
+evicted by force)."""
 REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
 CHAIN_SEED, DIAMOND_SEED, NOT_READY_SOON_SEED = 9, 0, 36
 """Seeds of small clusters. In the last one, nodes are NotReady after 8 s without heartbeats."""
@@ -300,7 +302,7 @@ def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
     assert outcome.cells["dispute", DisputePhase.OPEN, DisputeEvent.MATCHED] == 1
     assert checks is not None
     assert checks.happened == 1
-    assert not checks.unprotected
+    assert not checks.may_stay_wrong
 
 
 @pytest.mark.parametrize(

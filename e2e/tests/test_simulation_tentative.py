@@ -106,7 +106,7 @@ def test_a_live_reader_gets_all_kinds_in_order() -> None:
         (BatchKind.RECONCILIATION_DONE, 2),
     ]
     assert len(changes) == 4
-    assert (output.report.tentative, output.report.corrected) == (-1, 2)
+    assert (output.report.newest_tentative, output.report.corrected_through) == (-1, 2)
 
 
 def test_a_live_reader_below_the_log_gets_no_items() -> None:

@@ -13,7 +13,7 @@ from rekindle.engine.state.runs import Run
 def of_runs(*runs: Run) -> OperatorState:
     pages = tuple(Page(BEGIN_OF_PANES + at, 0, run) for at, run in enumerate(runs))
     zeros = np.zeros(len(runs), dtype=np.int64)
-    return OperatorState(pages=pages, through=zeros, pending=zeros, restored=zeros)
+    return OperatorState(pages=pages, folded_through=zeros, pending=zeros, pending_at_restore=zeros)
 
 
 def one_run(table: pa.Table) -> OperatorState:

@@ -88,7 +88,7 @@ class CoreTask(Task):
     tentative epochs fail: "disk" or "". Both are consumed from their ends.
     """
 
-    task: TaskCore = field(kw_only=True)
+    task_core: TaskCore = field(kw_only=True)
     fails: dict[BatchKind, list[str]] = field(default_factory=dict)
     appends_fail: list[str] = field(default_factory=list)
     calls: list[tuple[int, int, int]] = field(default_factory=list)  # attempt, first and last epoch
@@ -97,14 +97,14 @@ class CoreTask(Task):
 
     @property
     def branches(self) -> BranchesCore:
-        assert self.task.parts is not None
-        assert self.task.parts.branches is not None
-        return self.task.parts.branches
+        assert self.task_core.parts is not None
+        assert self.task_core.parts.branches is not None
+        return self.task_core.parts.branches
 
     @property
     def stable_state(self) -> TaskState:
-        assert self.task.parts is not None
-        return self.task.parts.loop.state
+        assert self.task_core.parts is not None
+        return self.task_core.parts.loop.state
 
     def start(self) -> None:
         self.poll()
@@ -114,7 +114,7 @@ class CoreTask(Task):
     def poll(self, partner: Partner | None = None) -> None:
         restore = RestorePoint(epoch=NO_EPOCH)
         poll = PollRequest(
-            fence=1, generation=1, task=self.task.ref, restore=restore, partner=partner
+            fence=1, generation=1, task=self.task_core.ref, restore=restore, partner=partner
         )
         self.send(PollReceived(poll))
 
@@ -128,15 +128,15 @@ class CoreTask(Task):
                 raise AssertionError(f"unexpected: {event}")
 
     def send(self, event: TaskCoreEvent) -> None:
-        for effect in self.task.step(event, self.world.now):
+        for effect in self.task_core.step(event, self.world.now):
             self._perform_effect(effect)
-        if self.task.parts is None:
+        if self.task_core.parts is None:
             return
         if isinstance(event, BatchReceived):
             self.note_buffered()
         for link in self.links.values():
             link.deliver_now()
-        wake_at = self.task.wake_at
+        wake_at = self.task_core.wake_at
         if wake_at is not None and wake_at > self.world.now and wake_at != self.woken_at:
             self.woken_at = wake_at
             self.world.at(wake_at, partial(self.step, Woken()))
@@ -236,11 +236,11 @@ class CoreWorld(World):
                 input_names=[f"input-{at}" for at in range(len(streams))],
             )
         )
-        task = CoreTask(self, plain.core, plain.stream, plain.links, task=core)
+        task = CoreTask(self, plain.core, plain.stream, plain.links, task_core=core)
         for link in plain.links.values():
             link.task = task
         task.start()
-        task.core = task.branches  # type: ignore[assignment]
+        task.core = task.branches  # type: ignore[assignment]  # what links and `World` ask
         return task
 
 
@@ -269,7 +269,7 @@ class CoreReplicas(CoreWorld):
             partner = Partner(
                 replica=1 - replica, boot=other.boot_id, asks=other.asks, answer=other.answer
             )
-        self.responses[replica] = task.task.response()
+        self.responses[replica] = task.task_core.response()
         task.poll(partner)
 
 

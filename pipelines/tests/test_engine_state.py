@@ -163,14 +163,16 @@ def check(state: OperatorState) -> None:
     """What must hold for every state."""
     starts = [(p.pane, p.bucket) for p in state.pages]
     assert starts == sorted(set(starts))
-    assert len(state.pages) == len(state.through) == len(state.pending)
+    assert len(state.pages) == len(state.folded_through) == len(state.pending)
     assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
     levels = [d.level for d in state.deltas]
     assert levels == sorted(levels, reverse=True)
     live = np.zeros(len(state.pages), dtype=np.int64)
     for delta in state.deltas:
         at = pages.pages_of(state, delta.run.panes, delta.run.buckets())
-        counts = (delta.seq > state.through[at]) & (delta.run.panes >= state.first_live_pane_us)
+        counts = (delta.seq > state.folded_through[at]) & (
+            delta.run.panes >= state.first_live_pane_us
+        )
         np.add.at(live, at[counts], 1)
     assert live.tolist() == state.pending.tolist()
     for place, page in enumerate(state.pages):

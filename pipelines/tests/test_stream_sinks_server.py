@@ -87,6 +87,7 @@ def call(client: Any, ticket: str | dict[str, Any]) -> list[tuple[dict[str, Any]
 
 
 def summary(messages: list[tuple[dict[str, Any], pa.RecordBatch]]) -> list[tuple[str, int, int]]:
+    """Of each message its kind, epoch and number of rows."""
     return [(m["kind"], m["epoch"], rows.num_rows) for m, rows in messages]
 
 

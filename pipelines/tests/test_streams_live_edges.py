@@ -89,7 +89,7 @@ def test_a_reader_of_stable_epochs_gets_no_others(live: LiveServer) -> None:
     live.tentative(1, 2)
     assert kinds(live.request(0)) == [("STABLE", 0, 0)]
     assert live.request(0).progress.live == LiveReport(
-        "boot", ConsistencyState.STABLE, tentative=2, corrected=-1
+        "boot", ConsistencyState.STABLE, newest_tentative=2, corrected_through=-1
     )
 
 
@@ -179,7 +179,7 @@ def test_a_waiting_reader_of_stable_epochs_hears_of_tentative_ones(live: LiveSer
     response = live.request(1, wait_s=1.0)
     assert response.epochs == ()
     assert response.progress.live is not None
-    assert response.progress.live.tentative == 1
+    assert response.progress.live.newest_tentative == 1
     assert time.monotonic() - began < 0.9
 
 
@@ -217,7 +217,7 @@ def test_a_tentative_epoch_that_was_not_requested_is_refused() -> None:
 def test_a_state_of_a_newer_release_is_taken_as_stable() -> None:
     message = {"boot": "b", "state": "HALF_STABLE", "tentative": 4, "corrected": 2}
     assert LiveReport.of(message) == LiveReport(
-        "b", ConsistencyState.STABLE, tentative=4, corrected=2
+        "b", ConsistencyState.STABLE, newest_tentative=4, corrected_through=2
     )
     endpoint = {"address": "a:1", "replica": 0, "incarnation": 1, "state": "HALF_STABLE"}
     assert Endpoint.model_validate(endpoint).state is ConsistencyState.STABLE

@@ -204,7 +204,9 @@ def test_tentative_epochs_are_read_after_the_stable_ones(tmp_path: Path) -> None
     ]
     assert isinstance(read[1], EpochBatch)
     assert read[1].rows.equals(batch(3, salt=7).rows)
-    assert live.report == LiveReport("boot", ConsistencyState.STABLE, tentative=4, corrected=-1)
+    assert live.report == LiveReport(
+        "boot", ConsistencyState.STABLE, newest_tentative=4, corrected_through=-1
+    )
 
 
 def test_the_stable_log_does_not_change_with_tentative_epochs(tmp_path: Path) -> None:
@@ -240,7 +242,9 @@ def test_corrected_epochs_follow_the_undo(tmp_path: Path) -> None:
         (BatchKind.RECONCILIATION_DONE, 3),
         (BatchKind.STABLE, 4),
     ]
-    assert live.report == LiveReport("boot", ConsistencyState.STABLE, tentative=-1, corrected=3)
+    assert live.report == LiveReport(
+        "boot", ConsistencyState.STABLE, newest_tentative=-1, corrected_through=3
+    )
 
 
 def test_an_epoch_that_is_stable_already_is_not_tentative(tmp_path: Path) -> None:
@@ -301,7 +305,7 @@ def test_a_tentative_epoch_that_cannot_be_written_is_left_out(
             tentative(live, 4)
     assert tentative(live, 5)
     assert [r.epoch for r in all_of(live, 3) if isinstance(r, EpochBatch)] == [5]
-    assert live.report.tentative == 5
+    assert live.report.newest_tentative == 5
 
 
 @pytest.mark.parametrize("file", [0, 3, -1])

@@ -226,8 +226,8 @@ def test_a_correction_is_delivered_in_its_order(tmp_path: Path) -> None:
         ("STABLE", 3, 0),
     ]
     reports = [p.live for p in collected.progress if p.live is not None]
-    assert max(r.tentative for r in reports) == 2
-    assert reports[-1].corrected == 2
+    assert max(r.newest_tentative for r in reports) == 2
+    assert reports[-1].corrected_through == 2
 
 
 def test_a_reader_switches_to_a_replica_that_is_stable(tmp_path: Path) -> None:

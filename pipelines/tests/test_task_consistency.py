@@ -138,13 +138,13 @@ def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
 def test_a_cut_input_makes_output_tentative_and_then_it_is_corrected() -> None:
     world = cut_for(8)
     (task,) = world.tasks
-    response = task.task.response()
+    response = task.task_core.response()
     assert response.consistency is ConsistencyState.UP_FAILURE
     assert response.missing == ("input-1",)
     assert response.tentative_epoch > response.stable_epoch
     world.heal_all()
     world.run(30)
-    response = task.task.response()
+    response = task.task_core.response()
     assert response.consistency is ConsistencyState.STABLE
     assert (response.missing, response.tentative_epoch) == ((), -1)
     assert response.stable_epoch == 28
@@ -160,7 +160,7 @@ def test_tentative_epochs_are_not_in_state_digests_or_checkpoints() -> None:
     with_failure.heal_all()
     with_failure.run(31)
     without.run(31)
-    responses = [world.tasks[0].task.response() for world in (with_failure, without)]
+    responses = [world.tasks[0].task_core.response() for world in (with_failure, without)]
     assert responses[0].chained == responses[1].chained
     assert responses[0].digests == responses[1].digests
     states = [world.tasks[0].stable_state for world in (with_failure, without)]
@@ -198,15 +198,15 @@ def test_a_tentative_epoch_that_fails_is_reported_and_left_out(how: str) -> None
     world, task = failing(how)
     world.run(15)
     assert records_of(task, BatchKind.TENTATIVE) == []
-    problem = task.task.response().problem
+    problem = task.task_core.response().problem
     assert problem is not None
     assert problem.message.startswith("tentative results are left out: ")
     world.run(30)  # it is tried again
     assert records_of(task, BatchKind.TENTATIVE)
-    assert task.task.response().problem is None
+    assert task.task_core.response().problem is None
     world.heal_all()
     world.run(60)
-    assert task.task.response().consistency is ConsistencyState.STABLE
+    assert task.task_core.response().consistency is ConsistencyState.STABLE
 
 
 def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> None:
@@ -218,7 +218,7 @@ def test_a_branch_that_cannot_be_written_does_not_hold_up_the_stable_one() -> No
     world.run(14)
     world.heal_all()
     world.run(20)
-    assert task.task.response().stable_epoch == 18
+    assert task.task_core.response().stable_epoch == 18
     assert records_of(task, BatchKind.TENTATIVE) == []
 
 
@@ -228,7 +228,7 @@ def test_an_engine_that_dies_while_it_is_idle_costs_no_epoch() -> None:
     (task,) = world.tasks
     task.send(IdleEngineDied("the JVM died"))  # restarted at 11.15; epoch 10 arrives at 11.01
     world.run(20)
-    assert task.task.response().stable_epoch == 18
+    assert task.task_core.response().stable_epoch == 18
 
 
 def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
@@ -244,4 +244,4 @@ def test_a_call_that_had_to_be_smaller_lets_tentative_epochs_go_first() -> None:
     out = outputs(task)
     assert max(out[e] - t for e, t in task.arrived.items() if e in out and e > 12) <= X_S + 0.5
     check_output(task)
-    assert task.task.response().consistency is ConsistencyState.STABLE
+    assert task.task_core.response().consistency is ConsistencyState.STABLE

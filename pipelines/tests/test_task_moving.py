@@ -115,7 +115,7 @@ class Newcomer:
 
     def order(self, port: int, number: int = 1, **fields: Any) -> PollRequest:
         session = Session(SLOT, 3, SessionVersion(1, number))
-        order = Order(session, self.boot, DONOR, needed=0)
+        order = Order(session, self.boot, DONOR, needed=0)  # the first epoch of its inputs
         directive = Directive(order, f"{ADDRESS}:{port}", **fields)
         return poll(movement=directive)
 

@@ -258,7 +258,7 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     eventually(lambda: task.answer.tentative_epoch == 7, 20)
     answer = task.answer
     assert (answer.consistency, answer.missing) == (ConsistencyState.UP_FAILURE, ("right-side",))
-    eventually(lambda: task.output.report.tentative == 7, 20)
+    eventually(lambda: task.output.report.newest_tentative == 7, 20)
     tentative = task.live(5)
     assert kinds(tentative) == [BatchKind.TENTATIVE] * 3
     only_left = [expected(5, "left", "right-side")[-1] + 54]  # 54: the row of epoch 5 of `left`
@@ -268,7 +268,7 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     world.sources[1].release(5, 6, 7)
     task.expect(ConsistencyState.STABLE, 7)
     assert task.sums() == expected(8, "left", "right-side")
-    eventually(lambda: task.output.report.corrected == 7, 20)
+    eventually(lambda: task.output.report.corrected_through == 7, 20)
     assert task.chain.dropped["window"].late == 8  # tentative calls do not count
     assert task.loop.state.epoch == 7
 
@@ -278,7 +278,7 @@ def test_a_tentative_upstream_is_followed_and_its_correction_too(world: World) -
     world.release(*range(3))
     last.expect(ConsistencyState.STABLE, 2)
     world.release(3, 4, 5, cut=True)
-    eventually(lambda: last.output.report.tentative == 5, 20)
+    eventually(lambda: last.output.report.newest_tentative == 5, 20)
     assert last.answer.consistency is ConsistencyState.UP_FAILURE
     assert last.log.last == 2
     world.sources[1].release(3, 4, 5)
@@ -296,11 +296,11 @@ def test_a_tentative_upstream_that_restarts_is_corrected(world: World) -> None:
     world.release(*range(3))
     last.expect(ConsistencyState.STABLE, 2)
     world.release(3, 4, cut=True)
-    eventually(lambda: last.output.report.tentative == 4, 20)
+    eventually(lambda: last.output.report.newest_tentative == 4, 20)
     world.restart()
     world.release(5, cut=True)
-    eventually(lambda: last.output.report.tentative == 5, 20)
-    assert world.task.output.report.tentative == 5
+    eventually(lambda: last.output.report.newest_tentative == 5, 20)
+    assert world.task.output.report.newest_tentative == 5
     attempts = {batch.attempt for batch in world.task.live(3)}
     assert min(attempts) > BLOCK
     world.sources[1].release(3, 4, 5)
@@ -315,7 +315,7 @@ def test_an_upstream_that_cannot_be_reached_is_a_cut(world: World) -> None:
     task.expect(ConsistencyState.STABLE, 2)
     task.route("left")
     world.release(3, 4)
-    eventually(lambda: task.output.report.tentative >= 3, 20)
+    eventually(lambda: task.output.report.newest_tentative >= 3, 20)
     task.route("left", "right-side")
     task.expect(ConsistencyState.STABLE, 4)
     assert task.sums() == expected(5, "left", "right-side")

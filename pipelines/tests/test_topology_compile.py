@@ -275,7 +275,7 @@ def test_a_local_run_may_use_a_local_disk() -> None:
 def test_a_query_is_what_it_reads_and_writes() -> None:
     def identity(sink: dict[str, Any], node: str = "s") -> str:
         spec = spec_of([source("s"), source("o")], [], [query("q", node, sink=sink)])
-        return spec.queries[0].identity
+        return spec.queries[0].input_and_sink
 
     stream = {"stream": {"retain": "2Mi", "tentative": True}}
     assert identity(stream) == identity({"stream": {}}) == '{"from":"s","sink":{"stream":{}}}'

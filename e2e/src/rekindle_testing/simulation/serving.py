@@ -70,7 +70,7 @@ class LogServer:
         if self.output is None:
             return None
         report = self.output.report
-        return report.state, report.tentative > self._disk.last, report.corrected
+        return report.state, report.newest_tentative > self._disk.last, report.corrected_through
 
     def _reply_to(self, request: ReadRequest) -> ReadReply | None:
         """None while there is nothing new."""

@@ -59,7 +59,7 @@ class _Difference:
 class WrongResultChecks:
     def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
         self.happened = 0  # pods that have computed a wrong result
-        self.unprotected: set[Partition] = set()
+        self.may_stay_wrong: set[Partition] = set()
         self._cluster = cluster
         self._scheduler = cluster.scheduler
         self._wrong = cluster.wrong_results
@@ -89,7 +89,7 @@ class WrongResultChecks:
         """Whether a pod may compute a wrong result now: its partition has two replicas, the other
         one is Live, and no other one was wrong."""
         partition = partition_of(pod.slot)
-        if partition in self.unprotected or not self._is_replicated(pod.slot):
+        if partition in self.may_stay_wrong or not self._is_replicated(pod.slot):
             return False
         if any(other is not pod for other in self._faulty.get(partition, ())):
             return False
@@ -112,7 +112,7 @@ class WrongResultChecks:
 
     def is_protected(self, partition: Partition) -> bool:
         """Whether nothing wrong may be committed of a partition."""
-        return partition not in self.unprotected
+        return partition not in self.may_stay_wrong
 
     def may_be_replaced(self, pod: TaskPod) -> bool:
         """Whether replicas may decide that a pod is replaced: it was wrong, or a replica repeats a
@@ -153,7 +153,7 @@ class WrongResultChecks:
         for name in named:
             self._named_looks[name] = self._named_looks.get(name, 0) + 1
         for partition in self._faulty:
-            if partition not in self.unprotected:
+            if partition not in self.may_stay_wrong:
                 self._check_protection(partition)
             self._check_memory(partition)
         for partition in [p for p in self._differences if self._is_over(p)]:
@@ -194,14 +194,14 @@ class WrongResultChecks:
         if self._remembered_by.get(partition) in (None, boot):
             return
         is_ready = self._ready is not None
-        for of in self._with_readers(partition) - self.unprotected:
+        for of in self._with_readers(partition) - self.may_stay_wrong:
             is_known = any(
                 self._knows(pod, of) and (self._responds(pod) or not is_ready)
                 for pod in self._cluster.pods.values()
             )
             if not is_known and self._has_wrong_files(of):
                 self._log(f"all that knew that files of {of.key} may be wrong are lost")
-                self.unprotected.add(of)
+                self.may_stay_wrong.add(of)
 
     def _with_readers(self, partition: Partition) -> set[Partition]:
         """A partition and all that depends on it."""
@@ -252,7 +252,7 @@ class WrongResultChecks:
     def _lose(self, partition: Partition, what: str, itself: bool = True) -> None:
         lost = {*downstream(self._graph, partition), *([partition] if itself else [])}
         self._log(f"{what} is lost: results of {partition.key} may stay wrong")
-        self.unprotected |= lost
+        self.may_stay_wrong |= lost
 
     def _is_contained(self, pod: TaskPod) -> bool:
         """Whether the coordinator knows that its results are not trusted, or has known so; or a
@@ -323,7 +323,7 @@ class WrongResultChecks:
         """A response was compared: a replica that has another, wrong result is not trusted. Results
         of a boot that has to compute again do not count: it may have read a wrong epoch."""
         partition = partition_of(slot)
-        if not self.happened or partition in self.unprotected:
+        if not self.happened or partition in self.may_stay_wrong:
             return
         found = [
             (t.slot, t.response)
@@ -370,7 +370,7 @@ class WrongResultChecks:
         """A task with wrong results that were held back, by this coordinator or by one before it,
         is not released. (It refuses a coordinator that was replaced, and may not know it.)"""
         pod = self._cluster.pods.get(slot)
-        if pod is None or pod.boot is None or partition_of(slot) in self.unprotected:
+        if pod is None or pod.boot is None or partition_of(slot) in self.may_stay_wrong:
             return
         if poll.fence < pod.boot.core.polls.fence:
             return
@@ -386,7 +386,7 @@ class WrongResultChecks:
         """A sink begins to write an epoch. Nothing wrong is written once the coordinator has found
         the difference, and has said so."""
         partition, now = partition_of(pod.slot), self._scheduler.now
-        if partition in self.unprotected or not self._wrong.is_wrong(value):
+        if partition in self.may_stay_wrong or not self._wrong.is_wrong(value):
             return
         coordinator = self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None

@@ -40,8 +40,8 @@ class Entry:
     (`rekindle.engine.state.layout`); objects by their index in `objects`. `watermark`: the chain's
     watermark after `epoch`. `operators`: ids of the chain, so that its state is found when segments
     change.
-    `chain`: not of operators, but the chained digest of the partition's output through `epoch`; ""
-    if it begins with the next epoch.
+    `chain`: the chained digest of the partition's output through `epoch`, not the chain of
+    operators (the name is stored); "" if it begins with the next epoch.
     """
 
     segment: str

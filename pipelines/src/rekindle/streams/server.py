@@ -160,7 +160,7 @@ def _reported(output: LiveOutput) -> tuple[ConsistencyState, bool, int]:
     """What ends the wait of a call for stable epochs when it changes: the state, whether there are
     tentative epochs that are not corrected, and the epoch of the newest REC_DONE."""
     report = output.report
-    return report.state, report.tentative > output.log.last, report.corrected
+    return report.state, report.newest_tentative > output.log.last, report.corrected_through
 
 
 class StreamServer:

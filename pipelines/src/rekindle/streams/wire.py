@@ -202,18 +202,27 @@ class StreamProgress:
 
     def header(self) -> dict[str, Any]:
         header: dict[str, Any] = {"base": self.base, "last": self.last, "released": self.head}
-        return header if self.live is None else header | {"live": asdict(self.live)}
+        return header if self.live is None else header | {"live": self.live.message()}
 
 
 @dataclass(frozen=True, slots=True)
 class LiveReport:
-    """The state of a task's output, in each response. `boot`: of its process; `tentative`: the
-    newest tentative epoch that is not corrected; `corrected`: the epoch of the newest REC_DONE."""
+    """The state of a task's output, in each response. `boot`: of its process; `newest_tentative`:
+    the newest tentative epoch that is not corrected; `corrected_through`: the epoch of the newest
+    REC_DONE."""
 
     boot: str
     state: ConsistencyState = ConsistencyState.STABLE
-    tentative: int = NO_EPOCH
-    corrected: int = NO_EPOCH
+    newest_tentative: int = NO_EPOCH
+    corrected_through: int = NO_EPOCH
+
+    def message(self) -> dict[str, Any]:
+        return {
+            "boot": self.boot,
+            "state": self.state,
+            "tentative": self.newest_tentative,
+            "corrected": self.corrected_through,
+        }
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> LiveReport:

@@ -270,8 +270,8 @@ class QuerySpec(Spec):
     """Where rows are written."""
 
     @property
-    def identity(self) -> str:
-        """Input and sink, without fields that take effect in place: if they change, the query
+    def input_and_sink(self) -> str:
+        """Both as JSON, without fields that take effect in place: if they change, the query
         starts over."""
         return self.model_dump_json(
             include={"from_", "sink"},

@@ -50,13 +50,13 @@ def empty_entry(epoch: int) -> EntryRef:
 
 def definition_of(query: QuerySpec, segment: Segment) -> str:
     """A hash that changes if the query computes, reads or writes something else."""
-    text = to_json([query.identity, segment.stream])
+    text = to_json([query.input_and_sink, segment.stream])
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def query_start(query: QuerySpec, generation: Generation, epoch: int) -> QueryStart:
     definition = definition_of(query, generation.topology.queried_segment(query))
-    return QueryStart(epoch, query.identity, definition, generation.number)
+    return QueryStart(epoch, query.input_and_sink, definition, generation.number)
 
 
 def start_generation(
@@ -190,7 +190,7 @@ class _Starter:
         state_is_migrated = all(self._predecessors(p) for p in new_partitions)
         known = self._previous.queries.get(query.name)
         definition = definition_of(query, segment)
-        if known is not None and known.identity == query.identity and state_is_migrated:
+        if known is not None and known.identity == query.input_and_sink and state_is_migrated:
             if known.definition == definition:
                 return known
             if not known.definition:  # written by a release without definitions

@@ -82,7 +82,7 @@ def compact(shape: RunShape, state: OperatorState) -> OperatorState:
         rows = np.array([page.rows for page in state.pages], dtype=np.int64)
         cost = rows + state.pending
         # As in log-structured file systems: benefit * age / cost.
-        benefit = state.pending * (state.seq - state.through) / np.maximum(cost, 1)
+        benefit = state.pending * (state.seq - state.folded_through) / np.maximum(cost, 1)
         compactable = _can_be_compacted(state)
         page = int(np.argmax(np.where(compactable, benefit, 0.0)))
         if not benefit[page] or not compactable[page]:
@@ -108,7 +108,7 @@ def _can_be_compacted(state: OperatorState) -> npt.NDArray[np.bool_]:
     """For each page whether it may be folded: all runs that it needs are available, or too many
     rows wait."""
     available = available_pages(state)
-    appended = int(np.maximum(state.pending - state.restored, 0)[~available].sum())
+    appended = int(np.maximum(state.pending - state.pending_at_restore, 0)[~available].sum())
     newest = state.deltas[-1].run
     waiting_bytes = appended * newest.nbytes // max(1, newest.rows)
     return np.ones_like(available) if waiting_bytes > WAITING_BYTES else available
@@ -207,12 +207,12 @@ def _live(state: OperatorState, delta: Delta) -> pa.Table:
     """The rows of a delta that are not folded into a page, and not of dropped panes."""
     rows = delta.run.table
     page = pages_of(state, delta.run.panes, delta.run.buckets())
-    live = (state.through[page] < delta.seq) & (delta.run.panes >= state.first_live_pane_us)
+    live = (state.folded_through[page] < delta.seq) & (delta.run.panes >= state.first_live_pane_us)
     return rows if live.all() else rows.filter(pa.array(live))
 
 
 def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorState:
-    page, through = state.pages[at], state.through[at]
+    page, through = state.pages[at], state.folded_through[at]
     later = (delta.run for delta in state.deltas if delta.seq > through)
     prioritize(run for run in (page.run, *later) if run is not None)
     first_live = (state.first_live_pane_us, 0)
@@ -225,9 +225,9 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
     state = replace(
         state,
         pages=(*state.pages[:at], *pages, *state.pages[at + 1 :]),
-        through=_replaced(state.through, at, len(pages), state.seq),
+        folded_through=_replaced(state.folded_through, at, len(pages), state.seq),
         pending=_replaced(state.pending, at, len(pages), 0),
-        restored=_replaced(state.restored, at, len(pages), 0),
+        pending_at_restore=_replaced(state.pending_at_restore, at, len(pages), 0),
     )
     return without_folded_deltas(state)
 

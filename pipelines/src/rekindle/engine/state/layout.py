@@ -50,7 +50,7 @@ def encode(
             "pane": [page.pane for page in state.pages],
             "bucket": [page.bucket for page in state.pages],
             **_runs([page.run for page in state.pages], place, state.panes),
-            "through": state.through.tolist(),
+            "through": state.folded_through.tolist(),
             "pending": state.pending.tolist(),
         },
         "deltas": {
@@ -151,9 +151,9 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
             Page(*fields) for fields in zip(pages["pane"], pages["bucket"], found, strict=True)
         ),
         deltas=tuple(Delta(seq, runs[place], level) for seq, level, place in order),
-        through=np.array(pages["through"], dtype=np.int64),
+        folded_through=np.array(pages["through"], dtype=np.int64),
         pending=pending,
-        restored=pending,
+        pending_at_restore=pending,
         first_live_pane_us=layout["floor"],
         panes=np.array(layout["panes"], dtype=np.int64),
         seq=layout["seq"],

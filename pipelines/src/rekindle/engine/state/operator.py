@@ -65,19 +65,19 @@ def _one_zero() -> Int64s:
 
 @dataclass(frozen=True, eq=False)
 class OperatorState:
-    """`through`: for each page, the number of the newest delta that is folded into it; `pending`:
-    how many rows of later deltas belong to it; `restored`: how many of these there were when the
-    state was restored. `first_live_pane_us`: rows of panes before it are dead. `panes`: the panes
-    with rows, ascending. `credit`: how many rows compaction may process. `tree_nodes`: folds of
-    ranges of panes (`engine.state.panes`), not saved. `digest`: chained over the rows of all
-    epochs, so equal for equal states with any layout. `complete`: all runs are available; False:
-    perhaps not all."""
+    """`folded_through`: for each page, the number of the newest delta that is folded into it;
+    `pending`: how many rows of later deltas belong to it; `pending_at_restore`: how many of these
+    there were when the state was restored. `first_live_pane_us`: rows of panes before it are dead.
+    `panes`: the panes with rows, ascending. `credit`: how many rows compaction may process.
+    `tree_nodes`: folds of ranges of panes (`engine.state.panes`), not saved. `digest`: chained over
+    the rows of all epochs, so equal for equal states with any layout. `complete`: all runs are
+    available; False: perhaps not all."""
 
     pages: tuple[Page, ...] = _EMPTY_PAGES
     deltas: tuple[Delta, ...] = ()
-    through: Int64s = field(default_factory=_one_zero)
+    folded_through: Int64s = field(default_factory=_one_zero)
     pending: Int64s = field(default_factory=_one_zero)
-    restored: Int64s = field(default_factory=_one_zero)
+    pending_at_restore: Int64s = field(default_factory=_one_zero)
     first_live_pane_us: int = BEGIN_OF_PANES
     panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seq: int = 0
@@ -157,14 +157,14 @@ def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorSta
     all others, so that their rows can be compacted."""
     if state.complete or not len(state.panes) or newest_us <= state.panes[-1]:
         return state
-    if _is_available(state.pages[-1]) and state.through[-1] >= newest_unavailable(state):
+    if _is_available(state.pages[-1]) and state.folded_through[-1] >= newest_unavailable(state):
         return state
     return replace(
         state,
         pages=(*state.pages, Page(int(state.panes[-1]) + 1, 0, None)),
-        through=np.append(state.through, state.seq),
+        folded_through=np.append(state.folded_through, state.seq),
         pending=np.append(state.pending, 0),
-        restored=np.append(state.restored, 0),
+        pending_at_restore=np.append(state.pending_at_restore, 0),
     )
 
 
@@ -173,7 +173,7 @@ def available_pages(state: OperatorState) -> npt.NDArray[np.bool_]:
     if state.complete:
         return np.ones(len(state.pages), dtype=np.bool_)
     available = np.fromiter(map(_is_available, state.pages), np.bool_, len(state.pages))
-    return available & (state.through >= newest_unavailable(state))
+    return available & (state.folded_through >= newest_unavailable(state))
 
 
 def _is_available(page: Page) -> bool:
@@ -199,16 +199,16 @@ def drop(state: OperatorState, first_us: int) -> OperatorState:
     kept = replace(
         state,
         pages=state.pages[dropped:],
-        through=state.through[dropped:],
+        folded_through=state.folded_through[dropped:],
         pending=state.pending[dropped:].copy(),
-        restored=state.restored[dropped:],
+        pending_at_restore=state.pending_at_restore[dropped:],
         first_live_pane_us=first_us,
         panes=panes,
         deltas=tuple(deltas),
     )
     if not dropped or page_start(state, dropped) < (first_us, 0):  # the first page had dead rows
         end = page_start(kept, 1)[0] + 1 if len(kept.pages) > 1 else END_OF_PANES
-        later = [d for d in kept.deltas if d.seq > kept.through[0]]
+        later = [d for d in kept.deltas if d.seq > kept.folded_through[0]]
         touched = [d for d in later if overlaps(d.run, first_us, end)]
         prioritize(delta.run for delta in touched)
         kept.pending[0] = sum(_length(kept, delta, 0) for delta in touched)
@@ -236,7 +236,7 @@ def copy_rows(rows: pa.Table, first: int, end: int) -> pa.Table:
 
 def without_folded_deltas(state: OperatorState) -> OperatorState:
     """The state without deltas of which no page needs rows any more."""
-    through = state.through[state.pending > 0]
+    through = state.folded_through[state.pending > 0]
     oldest = int(through.min()) if len(through) else state.seq
     if not state.deltas or state.deltas[0].seq > oldest:
         return state

@@ -73,7 +73,7 @@ def _unavailable(
 ) -> Iterator[Run]:
     """The runs that are not available, among those that are read for these pages and panes."""
     low, high = part
-    through = state.through[low:high].min()
+    through = state.folded_through[low:high].min()
     deltas = (delta.run for delta in state.deltas if delta.seq > through)
     for run in (*deltas, *(page.run for page in state.pages[low:high])):
         if run is not None and not run.is_available and overlaps(run, first, end):
@@ -97,7 +97,7 @@ def _read_pages(
             tables.append(between(page.run, (first, 0), (end, 0)))
     begin = max((first, 0), page_start(state, low)) if low else (first, 0)
     until = min((end, 0), page_start(state, high)) if high < len(state.pages) else (end, 0)
-    through = state.through[low:high]
+    through = state.folded_through[low:high]
     for delta in state.deltas:
         if delta.seq <= through.min() or not overlaps(delta.run, first, end):
             continue
@@ -105,7 +105,7 @@ def _read_pages(
         if rows.num_rows and delta.seq <= through.max():
             panes = int64s(rows.column(PANE))
             at = pages_of(state, panes, bucket_of(uint64s(rows.column(HASH))))
-            rows = rows.filter(pa.array(state.through[at] < delta.seq))
+            rows = rows.filter(pa.array(state.folded_through[at] < delta.seq))
         tables.append(rows)
     if buckets != ALL_BUCKETS:
         tables = [rows for table in tables for rows in _in_buckets(table, buckets)]

@@ -60,7 +60,7 @@ class UpstreamReports:
         """A replica has responded; `live`: to the live subscription."""
         # The state of its output is in responses to both subscriptions.
         output, upstream = progress.live, self._upstreams[channel]
-        tentative = NO_EPOCH if output is None else output.tentative
+        tentative = NO_EPOCH if output is None else output.newest_tentative
         before = upstream.report
         if live:
             upstream.live_tentative = tentative if upstream.is_live else NO_EPOCH
@@ -73,12 +73,12 @@ class UpstreamReports:
             return events
         if output.boot != upstream.boot:
             upstream.boot, upstream.corrected = output.boot, NO_EPOCH
-        if output.corrected > upstream.corrected:
-            upstream.corrected = output.corrected
+        if output.corrected_through > upstream.corrected:
+            upstream.corrected = output.corrected_through
             batch = EpochBatch(
                 upstream.stream,
                 channel.partition,
-                output.corrected,
+                output.corrected_through,
                 watermark=0,
                 rows=_NO_ROWS,
                 digest="",

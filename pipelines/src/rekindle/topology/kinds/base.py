@@ -122,7 +122,7 @@ class SinkOptions(Spec):
     connector: ClassVar[str | None] = None
     edited_in_place: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit takes effect in the running sink (in place). After an edit of another one
-    the query starts over (`QuerySpec.identity`)."""
+    the query starts over (`QuerySpec.input_and_sink`)."""
 
     @property
     def output_url(self) -> str | None:
