@@ -42,7 +42,7 @@ def _cluster_types(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
 
 every_cluster_type = _cluster_types()
-every_cluster_type_kubelets_long = _cluster_types(pytest.mark.long)
+every_cluster_type_kubelet_marked_long = _cluster_types(pytest.mark.long)
 """Not in `make e2e`, but in `make failures NODES=kubelet`."""
 
 

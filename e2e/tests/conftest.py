@@ -88,6 +88,7 @@ def node_factory(control_plane: ControlPlane, tmp_path: Path) -> Iterator[NodeFa
 
     def make(name: str = "", **options: Any) -> ProcessNode:
         name = name or f"node-{next(_numbers)}"
+        # `machine`: the image of the tests' pods, which is this machine's files.
         options = {"images": {"machine": Image()}, "timing": QUICK, **options}
         node = ProcessNode(name, control_plane, tmp_path / name, **options)
         ends.callback(node.stop)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cluster_types import every_cluster_type, every_cluster_type_kubelets_long
+from cluster_types import every_cluster_type, every_cluster_type_kubelet_marked_long
 
 from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
@@ -69,7 +69,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
         shared_run.keep_evidence()
 
 
-@every_cluster_type_kubelets_long
+@every_cluster_type_kubelet_marked_long
 class TestProcesses:
     topology = "processes"
 
@@ -252,7 +252,7 @@ def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
 
-@every_cluster_type_kubelets_long
+@every_cluster_type_kubelet_marked_long
 class TestEdits:
     topology = "edited"
 
@@ -294,7 +294,7 @@ class TestEdits:
         run.verify(reference)
 
 
-@every_cluster_type_kubelets_long
+@every_cluster_type_kubelet_marked_long
 def test_problems_that_tasks_find_name_their_field(
     cluster: Cluster,
 ) -> None:

@@ -568,7 +568,7 @@ def test_whenever_a_start_is_killed_all_is_removed(
         process.kill()
 
     def is_swept() -> bool:
-        # A child that has not yet become another program has the lock for a moment longer.
+        # A child between fork and exec has the lock of the state file for a moment longer.
         removal.remove_leftovers(tmp_path / "state")
         return not command_lines_naming(tmp_path)
 

@@ -188,7 +188,7 @@ def test_a_thawed_zombie_stops_its_deleted_pods(
 
 
 @pytest.mark.skipif(cgroup2_mount() is None or os.geteuid() != 0, reason="needs root and cgroup v2")
-def test_a_partition_drops_all_packets_until_it_ends(
+def test_a_network_partition_drops_all_packets_until_it_ends(
     serving: Callable[[str], tuple[ProcessNode, str]], node_factory: NodeFactory, pods: Pods
 ) -> None:
     node, address = serving("apart")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from cluster_types import every_cluster_type_kubelets_long, storms_topology
+from cluster_types import every_cluster_type_kubelet_marked_long, storms_topology
 
 from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.harness.any_cluster import Cluster
@@ -100,7 +100,7 @@ def expected_rows(directory: Path, through: int) -> Rows:
     return found
 
 
-@every_cluster_type_kubelets_long
+@every_cluster_type_kubelet_marked_long
 def test_a_reader_gets_each_row_once_while_its_replica_is_killed(
     cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -154,7 +154,7 @@ def test_ages_count_from_when_this_process_saw_a_change(
     cluster.reset_timers()
     found = cluster.snapshot()
     assert found.pods_seen_at == found.pods_ungated_at == {"p": 1015.0}, "it was not watched"
-    assert found.readiness_seen_at == {"a": 1010.0}, "a quarantine goes on"
+    assert found.readiness_seen_at == {"a": 1010.0}, "a quarantine would end if it were newer"
 
 
 def test_tasks_of_other_namespaces_only_use_capacity(clock: Clock) -> None:

@@ -109,7 +109,7 @@ def shared(of: Capacity, **left: ResourceAmounts) -> Capacity:
 
 def test_a_used_up_share_delays_no_replicas_of_others() -> None:
     pods = {"a": replace(pod("a", 4), namespace="small")}
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5)
     nodes = shared(capacity(node("n", 9)), small=ResourceAmounts(2, 100, 10))
     plan = make_plan([query("Q", 1, "a")], pods, [spare], nodes)
     assert dict(plan.nodes) == {"spare": "n"}

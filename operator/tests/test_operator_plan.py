@@ -92,7 +92,7 @@ def test_the_search_finds_what_best_fit_misses() -> None:
 
 def test_spares_wait_until_a_query_has_waited_long() -> None:
     pods = {"a": pod("a", 4), "b": pod("b", 4)}
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5)
     nodes = capacity(node("n", 6))
     held = make_plan([query("Q", 1, "a", "b")], pods, [spare], nodes)
     assert dict(held.nodes) == {}
@@ -102,7 +102,7 @@ def test_spares_wait_until_a_query_has_waited_long() -> None:
 
 def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
     pods = {"a": pod("a", 40)}
-    spare = SpareReplica(pod("spare", 1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 1), priority=5)
     plan = make_plan([query("Q", 1, "a")], pods, [spare], capacity(node("n", 6)))
     assert dict(plan.nodes) == {"spare": "n"}
 
@@ -110,7 +110,7 @@ def test_a_query_that_fits_nowhere_delays_no_spare() -> None:
 def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
     """Capacity of nodes that the query cannot use, and what is left after all that it lacks."""
     big = PodToPlace("big", ResourceAmounts(8, 1, 1), "big", 0, node_selector=(("disk", "ssd"),))
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5)
     plain, ssd = node("plain", 8), node("ssd", 8, labels={"disk": "ssd"})
     used = NodeCapacity(ssd, ssd.allocatable - ResourceAmounts(4, 1, 1))
     nodes = Capacity(
@@ -122,7 +122,7 @@ def test_a_spare_takes_what_no_waiting_query_could_use() -> None:
 
 def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
     gpu = PodToPlace("g", ResourceAmounts(1, 1, 1, (("gpu", 1),)), "g", 0)
-    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 1, group="run", replica=1), priority=5)
     whole = ResourceAmounts(8, 100, 10, (("gpu", 1),))
     taken = NodeCapacity(replace(node("n", 8), allocatable=whole), ResourceAmounts(4, 99, 9))
     plan = make_plan([query("Q", 1, "g")], {"g": gpu}, [spare], Capacity({"n": taken}, whole))
@@ -155,10 +155,7 @@ def test_no_spare_takes_what_a_waiting_query_may_need(
             node(f"n{n}", free + used, labels=labels), ResourceAmounts(free, 90, 9)
         )
     available = Capacity(made, total(b.node.allocatable for b in made.values()))
-    extra = [
-        SpareReplica(pod(f"s{n}", cpu), priority=5, missing_first="")
-        for n, cpu in enumerate(spares)
-    ]
+    extra = [SpareReplica(pod(f"s{n}", cpu), priority=5) for n, cpu in enumerate(spares)]
     plan = make_plan([query("Q", 1, *pods)], pods, extra, available)
     if plan.starting_now:
         return  # nothing waits
@@ -277,7 +274,7 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
     queries = [query(f"q{name}", n, name) for n, name in enumerate(pods)]
     available = capacity(*(node(f"n{i}", cpu) for i, cpu in enumerate(nodes)))
     others = [
-        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), priority=rank, missing_first="")
+        SpareReplica(pod(f"s{n}", cpu, group="run", replica=n), priority=rank)
         for n, (cpu, rank) in enumerate(spares)
     ]
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))

@@ -65,7 +65,7 @@ def test_a_query_that_no_capacity_makes_whole_is_not_next() -> None:
 def test_parts_of_a_query_that_no_capacity_makes_whole_go_after_spare_replicas() -> None:
     pods = {"other": PODS["other"], "impossible": pod("impossible", 99)}
     never = query("never", 90, "other", "impossible", paths=[("other",)])
-    spare = SpareReplica(pod("spare", 2, group="run", replica=1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 2, group="run", replica=1), priority=5)
     for cpu, expected in ((5, {"spare"}), (6, {"spare", "other"})):
         plan = make_plan([never], pods, [spare], capacity(node("n", cpu)))
         assert set(plan.nodes) == expected
@@ -78,7 +78,7 @@ def test_whole_queries_go_first() -> None:
 
 
 def test_parts_go_before_spare_replicas() -> None:
-    spare = SpareReplica(pod("spare", 2, group="run", replica=1), priority=5, missing_first="")
+    spare = SpareReplica(pod("spare", 2, group="run", replica=1), priority=5)
     waits = query("Q", 1, *NEEDS, paths=PATHS, reservation_is_over=True)
     assert set(make_plan([waits], PODS, [spare], capacity(node("n", 3))).nodes) == {"left", "both"}
 

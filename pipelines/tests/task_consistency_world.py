@@ -253,14 +253,14 @@ class CoreReplicas(CoreWorld):
     def __init__(self, options: WorldOptions) -> None:
         super().__init__(options)
         self.responses: dict[int, PollResponse] = {}
-        self.lost: set[int] = set()  # replicas from which the coordinator gets no responses
+        self.not_polled: set[int] = set()  # replicas from which the coordinator gets no responses
         self.tasks.append(self._task(self.sources, itertools.repeat(0.01), replica=1))
         for replica in (0, 1):
             self.at(self.POLL_S * (1 + replica / 2), partial(self._poll, replica))
 
     def _poll(self, replica: int) -> None:
         self.at(self.now + self.POLL_S, partial(self._poll, replica))
-        if replica in self.lost:
+        if replica in self.not_polled:
             self.responses.pop(replica, None)
             return
         other, task = self.responses.get(1 - replica), self.tasks[replica]

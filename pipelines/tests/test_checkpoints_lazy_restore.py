@@ -309,7 +309,7 @@ def test_a_failure_is_reported_and_tried_again(
     eventually(lambda: not fetch.missing, 20)
     assert fetch.problem is None
     assert fetch.lost is None
-    assert all(run.is_available and run.spilled for run in state.runs())
+    assert all(run.is_available and not run.in_memory for run in state.runs())
 
 
 def test_a_call_that_does_not_return_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,7 +139,7 @@ def test_a_reader_goes_on_at_the_next_replica() -> None:
 
 
 def test_a_replica_that_stalls_is_abandoned() -> None:
-    replicas = Replicas(a=[received("END", 1)], b=[])
+    replicas = Replicas(a=[received("END", 1)], b=[])  # the end of a call, without an epoch
     reader = replicas.reader()
     list(reader.step())
     replicas.now = STALL_S + 1

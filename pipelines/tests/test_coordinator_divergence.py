@@ -646,11 +646,11 @@ def test_a_result_that_is_discarded_does_not_open_a_dispute_again() -> None:
     assert not dispute.results
 
 
-@pytest.mark.parametrize("inherited", [False, True])
-def test_a_dispute_about_a_state_waits_until_the_first_one_is_saved(inherited: bool) -> None:
+@pytest.mark.parametrize("has_result", [False, True])
+def test_a_dispute_about_a_state_waits_until_a_state_is_saved(has_result: bool) -> None:
     comparison = DigestComparison()
-    first = {5: EpochDigests("-1:c5", "d5") if inherited else None}
-    by = computation(1, boot="a" if inherited else "b")
+    first = {5: EpochDigests("-1:c5", "d5") if has_result else None}
+    by = computation(1, boot="a" if has_result else "b")
     comparison.containment_inherited(by, 4, first, REPLICAS, "state")
     for replica in (0, 1):
         comparison.observed(computation(replica, boot="b"), results(5), restored_from=3)
@@ -1002,7 +1002,8 @@ def test_nothing_is_kept_of_slots_and_partitions_that_are_gone() -> None:
 
 # --- a partition of one replica, in a planned move ---
 
-OLD, NEW = Computation(Slot("left", 0, 0), 1, "a"), Computation(Slot("left", 0, 8), 1, "a")
+OLD = Computation(Slot("left", 0, 0), 1, "a")
+NEW = Computation(OLD.slot.alternate, 1, "a")
 
 
 def again(computation: Computation, boot: str) -> Computation:
@@ -1088,6 +1089,7 @@ def test_nobody_is_accepted_while_another_one_is_to_start() -> None:
     comparison.request_recomputation(LEFT, both, now=1.0, existing=[OLD.slot, NEW.slot])
     assert comparison.diverged.keys() == {NEW.slot}
     comparison.forget(NEW.slot)
+    # The next incarnation of the other one exists, and has not started.
     comparison.request_recomputation(LEFT, both[:1], now=2.0, existing=[OLD.slot, NEW.slot])
     assert LEFT in comparison.disputes
     comparison.observed(Computation(NEW.slot, 2, "c"), chained(["d0", "wrong"]))

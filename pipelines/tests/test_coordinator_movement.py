@@ -422,13 +422,13 @@ def test_each_cell_of_the_table_is_a_transition_or_raises() -> None:
 def test_a_silent_donor_is_waited_for_only_briefly() -> None:
     world = Observer(live("src"), live("mid", suspected=True), waiting())
     assert world.phase() is MovementPhase.QUEUED
-    world.wait(LIMITS.silent_s)
+    world.wait(LIMITS.suspected_donor_s)
     assert world.phase() is MovementPhase.RESTORING
 
 
 def test_a_donor_that_responds_again_is_asked() -> None:
     world = Observer(live("src"), live("mid", suspected=True), waiting())
-    world.wait(LIMITS.silent_s - 1)
+    world.wait(LIMITS.suspected_donor_s - 1)
     world.show(live("mid"))
     assert world.phase() is MovementPhase.HOLDING
 

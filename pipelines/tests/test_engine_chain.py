@@ -225,7 +225,7 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     monkeypatch.setattr(spill, "MIN_BUFFER_BYTES", 2_000)
     chain = chain_of(LONG, "end", spark, run_files=files, spark_job_input_bytes=2_000)
     outputs, state = run(chain, epochs, mixed)
-    assert all(r.spilled for operator in state.operators.values() for r in operator.runs())
+    assert all(not r.in_memory for operator in state.operators.values() for r in operator.runs())
     digests.append(outputs)
     states.append(state_digests(chain, state))
     assert all(d == digests[0] for d in digests)

@@ -531,7 +531,7 @@ def test_tree_nodes_are_in_files_while_they_are_computed(
     files, starts, closed = RunFiles(tmp_path, memory_bytes=0), np.arange(1), list[pa.Table]()
     found = combining.each_window(COUNTS, state, PANE_US, 256, starts, closed.append, files)
     assert sum(node.nbytes for node in found.tree_nodes.values()) > 3 * files.buffer_bytes
-    in_memory = [node.nbytes for node in found.tree_nodes.values() if not node.spilled]
+    in_memory = [node.nbytes for node in found.tree_nodes.values() if node.in_memory]
     assert sum(in_memory) <= files.buffer_bytes
     same = combining.windows(COUNTS, state, PANE_US, 256, starts)[1]
     assert pa.concat_tables(closed).equals(same)

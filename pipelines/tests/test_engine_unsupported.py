@@ -29,12 +29,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterat
     sessions.stop_session(session)
 
 
-def chain_of(spark: Any, items: str) -> SparkChain:
-    compiled = topology(f'- {{name: op, inputs: [rows], sql: "{items}"}}', "op", schema=SCHEMA)
+def chain_of(spark: Any, sql: str) -> SparkChain:
+    compiled = topology(f'- {{name: op, inputs: [rows], sql: "{sql}"}}', "op", schema=SCHEMA)
     return SparkChain(compiled.segments[-1], compiled, spark)
 
 
-def rows_of(spark: Any, items: str, texts: list[str | None]) -> list[dict[str, Any]]:
+def rows_of(spark: Any, sql: str, texts: list[str | None]) -> list[dict[str, Any]]:
     table = pa.table(
         {
             "s": pa.array(texts, pa.string()),
@@ -44,8 +44,8 @@ def rows_of(spark: Any, items: str, texts: list[str | None]) -> list[dict[str, A
         }
     )
     epoch = EpochInput(0, NO_WATERMARK, NO_WATERMARK, (table,))
-    result = chain_of(spark, items).process(State(), [epoch])
-    return [{k: str(v) for k, v in row.items()} for row in result.outputs[0].rows.to_pylist()]
+    result = chain_of(spark, sql).process(State(), [epoch])
+    return [{k: str(v) for k, v in row.sql()} for row in result.outputs[0].rows.to_pylist()]
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_string_with_a_date_is_cast_as_in_spark(spark: Any, text: str, expecte
 
 
 def test_other_types_are_cast_to_timestamp_as_in_spark(spark: Any) -> None:
-    items = "SELECT CAST(n AS TIMESTAMP) AS x, t > '2020-01-01' AS y, hour(t) AS h FROM rows"
+    sql = "SELECT CAST(n AS TIMESTAMP) AS x, t > '2020-01-01' AS y, hour(t) AS h FROM rows"
     expected = {"x": "1970-01-01 00:00:05+00:00", "y": "False", "h": "0"}
-    assert rows_of(spark, items, ["x"]) == [expected]
+    assert rows_of(spark, sql, ["x"]) == [expected]
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes:
 
         def spilled(state: OperatorState) -> OperatorState:
             moved = files.spill({"op": state})["op"]
-            assert all(run.spilled for run in moved.runs())
+            assert all(not run.in_memory for run in moved.runs())
             assert not list((Path(directory) / "runs").glob("*"))
             return moved
 
@@ -294,7 +294,7 @@ def test_state_over_the_budget_is_in_files(tmp_path: Path) -> None:
         rows = [(f"key-{number}-{i}", 0, number, 1, 1.0, 1, 1.0, 1.0, "x") for i in range(50)]
         state = advance(SHAPE, state, table(rows), [(number, before, -100)]).state
         state, before = files.spill({"op": state})["op"], -100
-        assert sum(run.nbytes for run in state.runs() if not run.spilled) <= 20_000
+        assert sum(run.nbytes for run in state.runs() if run.in_memory) <= 20_000
     assert sum(run.nbytes for run in state.runs()) > 60_000
     assert folded(state).num_rows == 40 * 50
     assert not list(tmp_path.iterdir()), "files are unlinked"

@@ -60,7 +60,7 @@ def test_replicas_correct_themselves_one_after_the_other() -> None:
 
 def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
     world = common_failure(40)
-    world.lost = {1}
+    world.not_polled = {1}
     world.run(55)
     assert records_of(world.tasks[0], BatchKind.UNDO)
     world.run(90)
@@ -74,7 +74,7 @@ def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
     for link in (1, 3):
         world.cut(link)
     world.run(40)
-    world.lost = {0, 1}
+    world.not_polled = {0, 1}
     world.heal_all()
     world.run(110)
     for task in world.tasks:

@@ -14,7 +14,7 @@ from rekindle.engine.model import State
 from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.log import OutputLog
-from rekindle.task.core.status import KEPT_DIGESTS
+from rekindle.task.core.status import KEPT_DIGESTS, REPORTED_DIGESTS
 from rekindle.task.discard import discard_marked, mark_for_discard
 from rekindle.task.state import TaskState
 from rekindle.topology.spec import SinkSpec
@@ -59,7 +59,7 @@ def test_requested_digests_are_kept(world: World) -> None:
         world.status.computed(epoch, f"d{epoch}", f"c{epoch}")
     answer = world.status.response(1)
     newest = 2 * KEPT_DIGESTS - 1
-    assert set(answer.chained) == {3, *range(newest - 15, newest + 1)}
+    assert set(answer.chained) == {3, *range(newest - REPORTED_DIGESTS + 1, newest + 1)}
 
 
 def test_sinks_write_no_epoch_after_the_agreed_one(world: World) -> None:

@@ -22,10 +22,10 @@ class Timing:
     probe_interval_s: float = 10.0  # with no suspicion; shows whether probes work
     probe_response_max_age_s: float = 30.0  # an older response does not show that probes work
     task_silent_s: float = 10.0  # one task on a good node: a stall is more likely than a loss
-    report_late_s: float = 1.3  # a renewal is missing: the operator probes nodes and pods itself
+    report_late_s: float = 1.3  # a renewal of its Lease is late: nodes and pods are probed
     pod_silent_s: float = 2.0  # to probes of the operator, while its kubelet is silent as well
-    report_fresh_s: float = 2.5  # two renewals of the coordinator missed: the report is outdated
-    coordinator_silent_s: float = 6.0  # six renewals missed
+    report_fresh_s: float = 2.5  # two renewals of its Lease are missing: the report is outdated
+    coordinator_silent_s: float = 6.0  # six renewals of its Lease are missing
     coordinator_start_s: float = 60.0  # without taking its Lease
     coordinator_pull_s: float = 300.0  # its node prepares it: a large image on a slow network
     scheduling_timeout_s: float = 5.0  # then the pod is replaced; binding takes milliseconds
@@ -36,7 +36,9 @@ class Timing:
     capacity_reservation_s: float = 60.0  # how long spare replicas leave free what a query needs
     rebalance_settle_s: float = 60.0  # of tasks and nodes, before each move to an emptier node
     rebalance_timeout_s: float = 600.0  # until the successor is live; then the task stays
-    rebalance_retry_s: float = 240.0  # at least, after a failed move; less than a node is avoided
+    rebalance_retry_s: float = (
+        240.0  # after a failed move; shorter than the 300 s for which a node is avoided
+    )
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
     resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed

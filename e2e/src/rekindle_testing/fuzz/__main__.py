@@ -1,5 +1,5 @@
-"""`make fuzz COUNT= SEED=`: exit 0 means that every manifest was rejected, refused with a message
-that names a field, or reconciled."""
+"""`make fuzz COUNT= SEED=`: exit 0 means that every manifest was rejected by the API server,
+refused by the operator with a message that names a field, or reconciled."""
 
 from __future__ import annotations
 

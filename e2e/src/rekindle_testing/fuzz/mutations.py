@@ -28,7 +28,7 @@ class Mutation:
 def mutate(manifest: dict[str, Any], rng: random.Random) -> Mutation:
     """Changes the manifest in place. Fields of the spec are changed most often."""
     if rng.random() < 0.04 or "spec" not in manifest:
-        return _replace_metadata(manifest, rng)
+        return _change_outside_spec(manifest, rng)
     inside = list(_paths(manifest["spec"], ("spec",)))
     if rng.random() < 0.3:
         found = _add_declared(manifest, rng.choice(inside), rng)
@@ -217,7 +217,7 @@ def _add_declared(manifest: dict[str, Any], path: Path, rng: random.Random) -> M
     return Mutation(where, "added " + _from_pool(manifest, where, rng))
 
 
-def _replace_metadata(manifest: dict[str, Any], rng: random.Random) -> Mutation:
+def _change_outside_spec(manifest: dict[str, Any], rng: random.Random) -> Mutation:
     metadata: dict[str, Any] = {
         "labels": rng.choice(
             ({"a": "b"}, {"a": 1}, {"a/b/c": "x"}, {"rekindle.dev/topology": "x"})

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from rekindle.errors import DifferentResults, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
 
-_RESULTS_BEFORE_DECISION = 2
+_RESULTS_BEFORE_MAJORITY = 2
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Disk:
                 self._empty(epoch)
             return epoch if self.compare else None
         disputed_epoch, results = self.disputed
-        if len(results) > _RESULTS_BEFORE_DECISION:
+        if len(results) > _RESULTS_BEFORE_MAJORITY:
             raise NotDeterministic(f"epoch {disputed_epoch} was computed with different results")
         self._empty(epoch)
         self.earlier = {disputed_epoch: results}
@@ -73,7 +73,8 @@ class Disk:
             return f"epoch {epoch} differs from what an earlier boot of this replica had in its log"
         if value not in before:
             self.disputed = epoch, (*before, value)
-            error = DifferentResults if len(before) < _RESULTS_BEFORE_DECISION else NotDeterministic
+            # Computed again; after three different results that does not help.
+            error = DifferentResults if len(before) < _RESULTS_BEFORE_MAJORITY else NotDeterministic
             raise error(f"epoch {epoch} was computed with different results")
         self.disputed = None
         return None if value == before[0] else f"epoch {epoch} was wrong in the output log"

@@ -26,7 +26,7 @@ from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import store_and_sinks
-from rekindle_testing.simulation.belief_mutants import BELIEF_MUTANTS
+from rekindle_testing.simulation.assumption_mutants import ASSUMPTION_MUTANTS
 from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
@@ -214,7 +214,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "no task saves checkpoints": replaced(SupervisorCore, "is_saver", _never_saves),
     "the state of a large call is lost": replaced(LoopCore, "_call_completed", _loses_state),
     "suspicion never ends": replaced(Membership, "answered", _suspicion_stays),
-    **BELIEF_MUTANTS,
+    **ASSUMPTION_MUTANTS,
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
     **MOVEMENT_MUTANTS,

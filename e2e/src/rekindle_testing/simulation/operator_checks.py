@@ -92,7 +92,7 @@ class OperatorChecks:
 
     def _has_moved(self, pod: PodView) -> bool:
         """In a planned move: whether its successor serves, so that it may be deleted."""
-        if pod.slot is None:
+        if pod.slot is None:  # a coordinator, which has no successor
             return self._is_on_cordoned_node(pod.name)
         return self._working.serves(pod.slot.alternate)
 
@@ -127,7 +127,8 @@ class OperatorChecks:
         if pod.incarnation <= self._highest.get(slot, 0):
             return
         self._highest[slot] = pod.incarnation
-        working = self._working.find(slot) if pod.slot is not None or self._is_calm else None
+        is_task = pod.role == names.ROLE_TASK
+        working = self._working.find(slot) if is_task or self._is_calm else None
         if working is not None and not self._is_on_cordoned_node(working):
             self._failed(f"{name} replaces {working}, which works and was not silent")
 

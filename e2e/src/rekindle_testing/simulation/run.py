@@ -48,9 +48,9 @@ _WRONG_RESULTS = 0.15
 """The share of seeds in which replicas compute wrong results."""
 _DONE_WITHIN_S, _DONE_WITH_MOVES_WITHIN_S = 90.0, 240.0
 """Within so many seconds after the last fault all has to be done."""
-_PERSON_S = 10.0
-"""So long after the last fault a person looks at the status. (What a lost task has named is not
-written again: a file of it must not be deleted.)"""
+_FILES_DELETED_AFTER_S = 10.0
+"""So long after the last fault a person deletes the wrong sink files that the status names. (Not of
+a lost task: only the task that has named a file writes it again.)"""
 _BEHIND_EPOCHS = 4
 """In the end, sinks may be so many epochs behind the clock."""
 _UNCHANGED_S = 10.0
@@ -202,7 +202,7 @@ class Simulation:
             end_at if missing else max(healed_at + MAX_REQUEST_DELAY_S, done_at)
         ):
             self.scheduler.run_until(self.scheduler.now + 0.5)
-            is_seen = self.scheduler.now - healed_at > _PERSON_S
+            is_seen = self.scheduler.now - healed_at > _FILES_DELETED_AFTER_S
             if is_seen and self.cluster.checks.wrong_result_checks is not None:
                 self.cluster.checks.wrong_result_checks.delete_files_reported_wrong()
             missing = self.not_done()

@@ -123,7 +123,7 @@ class WorkingPods:
         responds_to_probes = self._responds_to_probes(self._node(pod))
         if coordinator is None or coordinator.boot is None:  # none that could miss it
             return responds_to_probes
-        # One that is frozen goes on with what it has found silent before.
+        # A frozen coordinator may report later what it has found silent before.
         can_report = coordinator.runs and self._cluster.server.reaches(coordinator.address)
         is_connected = self._network.is_connected(coordinator.address, pod.address)
         return is_connected and (can_report or responds_to_probes)

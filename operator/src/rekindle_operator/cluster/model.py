@@ -240,10 +240,10 @@ class DryRunResult:
 @dataclass(frozen=True, slots=True)
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
-    `attempts` is 0 while there is no response to the first request."""
+    `refusals` is 0 while there is no response to the first request."""
 
     message: str
-    attempts: int
+    refusals: int
     retry_at: float
     predecessor_lost_at: float | None  # when the pod that it was to replace was lost
 

@@ -1,4 +1,5 @@
-"""State of the probes of kubelets and pods: when each was probed, and when it responded.
+"""State of the probes of kubelets and pods: when the last probe was sent, and when
+the newest one with a response was.
 
 The probe thread (`probe`) writes it, the control loop reads it.
 

@@ -29,10 +29,10 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """Each further refusal of the same incarnation doubles the wait."""
         known = self.by_ref.get(ref)
-        attempts = known.attempts + 1 if known is not None else 1
-        wait_s = _BACKOFF.wait_s(attempts)
+        refusals = known.refusals + 1 if known is not None else 1
+        wait_s = _BACKOFF.wait_s(refusals)
         fresh = UncreatedPod(
-            message, attempts, retry_at=now + wait_s, predecessor_lost_at=predecessor_lost_at
+            message, refusals, retry_at=now + wait_s, predecessor_lost_at=predecessor_lost_at
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
@@ -41,11 +41,11 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
         known = self.by_ref.get(ref)
-        attempts, message = (
-            (known.attempts, known.message) if known is not None else (0, _NO_RESPONSE)
+        refusals, message = (
+            (known.refusals, known.message) if known is not None else (0, _NO_RESPONSE)
         )
         fresh = UncreatedPod(
-            message, attempts, retry_at=now, predecessor_lost_at=predecessor_lost_at
+            message, refusals, retry_at=now, predecessor_lost_at=predecessor_lost_at
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 

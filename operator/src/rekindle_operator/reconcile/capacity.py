@@ -30,9 +30,9 @@ def measure_capacity(
     pods whose gate is open but that are not bound yet, and by coordinators that the scheduler has
     yet to place.
 
-    `deleted`: uids of pods that this pass deletes without a failure; those that are not bound take
-    no capacity any more. `coordinators`: those that this
-    pass creates.
+    `deleted`: uids of pods that this pass deletes, and whose loss is no failure
+    (`Loss.counts_as_failure`); those that are not bound take no capacity any more. `coordinators`:
+    those that this pass creates.
     """
     used: dict[str, list[PodView]] = defaultdict(list)
     snapshot, losses, limits = pass_inputs.snapshot, pass_inputs.losses, pass_inputs.settings.limits

@@ -195,7 +195,7 @@ def _working_meanwhile(
             context.view.uid, names.COORDINATOR_KEY, reserved_coordinator_incarnation(context)
         )
         uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
-        is_refused = uncreated is not None and uncreated.attempts > 0
+        is_refused = uncreated is not None and uncreated.refusals > 0
         return holder if why in _WHILE_IT_WORKS and not is_refused else None
     is_unbound = newest.node is None and _is_old(context, newest)
     may_free_capacity = is_unbound and not _is_drained(context, holder)

@@ -328,6 +328,8 @@ def _redundancy(result: PassResult) -> Iterator[EventText]:
 
 
 def _operator_problem(result: PassResult) -> Iterator[EventText]:
+    """The condition Degraded: the operator or the control plane fails. (In the phase Degraded, a
+    query or a replica is missing.)"""
     old, new = result.old.condition("Degraded"), result.new.condition("Degraded")
     if new.status == "True" and (old.status, old.reason) != ("True", new.reason):
         dedup_key = f"{new.reason} {new.last_transition_time}"

@@ -63,7 +63,7 @@ SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
 
 
 def next_slot_phase(phase: SlotPhase, event: SlotEvent, details: str) -> SlotPhase:
-    """`details`: how the slot got into `phase`, for the error."""
+    """`details`: of the slot, which explain its phase; for the error."""
     after = SLOT_TRANSITIONS[phase].get(event)
     if after is None:
         raise InvalidTransition(f"{event}, but the slot is {phase}: {details}")

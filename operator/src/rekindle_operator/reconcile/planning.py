@@ -77,7 +77,7 @@ def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
-        if state.uncreated_pod is not None and state.uncreated_pod.attempts >= MAX_REFUSALS:
+        if state.uncreated_pod is not None and state.uncreated_pod.refusals >= MAX_REFUSALS:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif refused_by := unsuitable.get(shape):

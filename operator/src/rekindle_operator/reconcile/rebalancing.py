@@ -255,7 +255,7 @@ def _allowed_slots(context: ReconcileContext, others: Mapping[Slot, SlotState]) 
         for slot, state in others.items()
         if slot.key == entry.slot
         and state.uncreated_pod is not None
-        and state.uncreated_pod.attempts < MAX_REFUSALS
+        and state.uncreated_pod.refusals < MAX_REFUSALS
     )
 
 

@@ -71,7 +71,7 @@ class SlotState:
 
     @property
     def details(self) -> str:
-        """How it got into its phase."""
+        """What it has, which explains its phase; for errors."""
         pod = self.pod
         parts = [f"slot {self.name}: incarnation {self.reserved} is reserved"]
         if pod is not None:
@@ -79,7 +79,9 @@ class SlotState:
             parts.append(f"pod {pod.name} (incarnation {pod.incarnation}) is {pod.phase} {node}")
         if self.uncreated_pod is not None:
             uncreated = self.uncreated_pod
-            parts.append(f"its pod was refused {uncreated.attempts} times: {uncreated.message}")
+            parts.append(
+                f"its pod is not created, refused {uncreated.refusals} times: {uncreated.message}"
+            )
         if self.loss is not None:
             parts.append(f"lost: {self.loss.value}")
         return "; ".join(parts)

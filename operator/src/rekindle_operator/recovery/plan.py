@@ -43,7 +43,7 @@ class SpareReplica:
 
     pod: PodToPlace
     priority: int  # the highest of the queries that use the partition
-    missing_first: str  # key of the need for the first one, if that is missing too; or ""
+    missing_first_replica: str = ""  # key of the need for the first one, if that is missing too
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +232,7 @@ def _with_spares(
     capacity, nodes = placement.capacity, dict(placement.nodes)
     reserved = _Reserved.of(reserved_pods, capacity)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.pod.replica, s.pod.key)):
-        if spare.missing_first and spare.missing_first not in met:
+        if spare.missing_first_replica and spare.missing_first_replica not in met:
             continue  # a second replica of what has no first
         if (excluded := reserved.excluded_nodes(spare.pod, capacity)) is None:
             continue

@@ -233,7 +233,7 @@ class _Epochs:
         """For the positions from `begin` to `end`, which follow the previous portion."""
         files, interval_us = self._job.files, self._job.epoch_interval_us
         if self._times is None or files.speedup is None:
-            assert files.rows_per_second is not None, "checked in require_replay_options"
+            assert files.rows_per_second is not None, "checked in require_order_and_speed"
             return epochs_by_count(np.arange(begin, end), files.rows_per_second, interval_us)
         times = self._times.next_portion(begin, end)
         times[times == NO_WATERMARK] = self._first_us
@@ -242,7 +242,7 @@ class _Epochs:
     def _require_few_rows(self, rows: int) -> None:
         job, rate = self._job, self._job.files.rows_per_second
         if rate is None:
-            raise ValueError("checked in require_replay_options")
+            raise ValueError("checked in require_order_and_speed")
         if first_row(MAX_EPOCH + 1, rate, job.epoch_interval_us) < rows:
             raise SchemaMismatch(
                 f"source {job.name}: {rows:,} rows with rowsPerSecond {rate:g} are more than "

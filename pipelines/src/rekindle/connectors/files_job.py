@@ -99,7 +99,7 @@ class PreparationJob:
             before += count
 
 
-def require_replay_options(job: PreparationJob) -> None:
+def require_order_and_speed(job: PreparationJob) -> None:
     """Raises SourceFailed for a job whose rows cannot be ordered or assigned to epochs."""
     files = job.files
     if files.order_by is not None and files.order_by not in job.schema.names:

@@ -4,8 +4,8 @@ The first opening prepares the input (`connectors.files_preparation`): cuts are 
 memory-mapped file, or of the input files, so that resident memory stays small and a restart reuses
 the prepared files. Each cut verifies the checksum of its rows; if prepared files are damaged, they
 are prepared again (`connectors.prepared`). The input must not change while its topology exists,
-because a replay has to read the same rows: the task compares `input` with the recorded one
-(`rekindle.connectors.input_identity`).
+because a replay has to read the same rows: the task compares the `input_files` with the recorded
+ones (`rekindle.connectors.input_identity`).
 
 Design: docs/design/exactly-once.md#sources.
 """
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.files_index import int64s
-from rekindle.connectors.files_job import PreparationJob, fingerprint, require_replay_options
+from rekindle.connectors.files_job import PreparationJob, fingerprint, require_order_and_speed
 from rekindle.connectors.files_preparation import (
     EVENT_TIME_RANGE_KEY,
     INPUT_KEY,
@@ -64,7 +64,7 @@ def open_source(options: FilesSourceSpec, context: SourceContext) -> FilesSource
         node.partitions,
         context.verifies_checksums,
     )
-    require_replay_options(job)
+    require_order_and_speed(job)
     fs, found = find_files(job.files.url, job.name)
     prefix = f"source-{node.id}-{context.partition}-"
     file_stem = prefix + fingerprint(job, found)

@@ -33,10 +33,10 @@ def open_source(
     *,
     verifies_checksums: bool = True,
 ) -> ReplayableSource:
-    """A partition of the source of `node`. Its prepared files (an index of its epochs, and its
-    rows as Arrow unless they are read in place) are in `work_dir` and are reused after a restart.
-    With `memory`, an epoch of computed rows is refused before it is computed if it would be too
-    large. `verifies_checksums`: each cut verifies a checksum of its rows (see `SourceContext`).
+    """A partition of the source of `node`. Its prepared files (an index of its epochs, and its rows
+    as Arrow unless they are read in place) are in `work_dir` and are reused after a restart. With
+    `memory`, a generator refuses an epoch before it computes it, if it would be too large.
+    `verifies_checksums`: each cut verifies a checksum of its rows (see `SourceContext`).
 
     Raises SourceFailed, which names the file, row and column where it can.
     """

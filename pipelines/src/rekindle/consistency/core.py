@@ -247,7 +247,7 @@ class ConsistencyCore:
     def _try_to_stabilize(self, now: float) -> list[ConsistencyEffect]:
         """Not while an epoch is being processed: UNDO follows what it undoes."""
         corrected = self._inputs.are_corrected(self._tentative_through(), self.stable_epoch + 1)
-        waited = now >= self._waiting_since + self._deadlines.stable_wait_s
+        waited = now >= self._waiting_since + self._deadlines.complete_wait_s
         if self._call is not None or not (corrected or waited):
             return []
         match self._partners.permission(now):
@@ -368,7 +368,7 @@ class ConsistencyCore:
         be of use."""
         if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
             return False
-        late = now > self._deadlines.first_arrival(due) + self._deadlines.stable_wait_s
+        late = now > self._deadlines.first_arrival(due) + self._deadlines.complete_wait_s
         return self._fork is None or self._lead_s < 0 or late
 
     def _process_stable(self, now: float) -> list[ConsistencyEffect]:
@@ -446,7 +446,7 @@ class ConsistencyCore:
         wakes = [self._due_at(self._live_epoch(), self._now)]
         if self.state is not ConsistencyState.STABLE:
             wakes += self._partners.wakes()
-            wakes.append(self._waiting_since + self._deadlines.stable_wait_s)
+            wakes.append(self._waiting_since + self._deadlines.complete_wait_s)
         if self.state is ConsistencyState.STABILIZATION:
             wakes.append(self._stalled_at())
         return wakes

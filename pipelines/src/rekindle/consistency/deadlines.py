@@ -23,9 +23,10 @@ LEAST_SAMPLES, MAX_SAMPLES = 8, 128
 """p99 is computed from the calls of the last `SAMPLED_S`, but from at least and at most so many."""
 LEAST_WAIT = 0.25
 """Minimum of X - p99, as a fraction of X."""
-STABLE_WAIT = 4.0
-"""How long complete epochs wait for the end of a failure, as a multiple of X."""
-LEAST_STABLE_WAIT_S = 10.0
+COMPLETE_WAIT = 4.0
+"""How long complete epochs wait for the end of a failure before they are processed although it goes
+on, as a multiple of X."""
+LEAST_COMPLETE_WAIT_S = 10.0
 
 
 class Deadlines:
@@ -48,9 +49,9 @@ class Deadlines:
         return min(self._delay_fraction * x, max(x - self._p99_s, LEAST_WAIT * x))
 
     @property
-    def stable_wait_s(self) -> float:
-        """How long tentative epochs may hold up complete ones."""
-        return max(STABLE_WAIT * (self.max_delay_s or 0.0), LEAST_STABLE_WAIT_S)
+    def complete_wait_s(self) -> float:
+        """How long tentative epochs may hold up complete ones (S in docs/design/consistency.md)."""
+        return max(COMPLETE_WAIT * (self.max_delay_s or 0.0), LEAST_COMPLETE_WAIT_S)
 
     @property
     def newest(self) -> int:

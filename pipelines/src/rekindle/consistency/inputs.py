@@ -173,7 +173,7 @@ class Inputs:
             state.failed |= self.is_awaited(channel, epoch)
 
     def can_form(self, epoch: int) -> bool:
-        """Whether an epoch has all of its blocking inputs."""
+        """Whether an epoch has all of its blocking inputs (`whenMissing: Block`)."""
         blocking = (c for c in self.channels if c.input in self._settings.blocking_inputs)
         return all(self.live.has(channel, epoch) for channel in blocking)
 

@@ -66,7 +66,7 @@ class WindowShape:
 
     @cached_property
     def closed_schema(self) -> pa.Schema:
-        """Schema of closed windows."""
+        """Schema of closed windows; `__w` is the window's start."""
         kept = [field for field in self.run_shape.schema if field.name != HASH]
         return pa.schema([*kept, pa.field(EPOCH, pa.int64())])
 
@@ -236,8 +236,8 @@ def _close(
 ) -> OperatorState:
     pane_us, count = shape.assigner.pane_us, shape.assigner.panes_per_window
     before, after = part[0][1], part[-1][2]
-    starts = closing_windows(state.panes, pane_us, count, before, after)
-    if not len(starts):
+    first_panes = closing_windows(state.panes, pane_us, count, before, after)
+    if not len(first_panes):
         return state
     watermarks_after = np.array([w for _, _, w in part], dtype=np.int64)
     epochs = np.array([e for e, _, _ in part], dtype=np.int64)
@@ -247,5 +247,5 @@ def _close(
         closing = epochs[np.searchsorted(watermarks_after, ends, side="left")]
         add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(closing)))
 
-    state = each_window(shape.run_shape, state, pane_us, count, starts, add_closed, files)
+    state = each_window(shape.run_shape, state, pane_us, count, first_panes, add_closed, files)
     return drop(state, max(BEGIN_OF_PANES, after - pane_us * count + 1))

@@ -1,4 +1,4 @@
-"""A reader of one partition of a query: goes on at another replica when one fails.
+"""A call of a reader to one replica; `follow` goes on at another one when it fails.
 
 Design: docs/design/stream-sinks.md#readers.
 """

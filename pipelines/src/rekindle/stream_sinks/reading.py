@@ -131,7 +131,8 @@ class Call:
         return self._next_span() is not None
 
     def messages(self, *, with_rows: bool = True) -> Iterator[Message]:
-        """At least one, the last of which is of the kind END."""
+        """At least one, the last of which is of the kind END. `with_rows=False`: nothing has come
+        while the call waited."""
         self._require_kept()
         yield from self._corrected()
         while with_rows and not self._full and (found := self._next_span()) is not None:

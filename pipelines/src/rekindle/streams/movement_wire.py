@@ -2,8 +2,8 @@
 
 A request is JSON, with the same identity as requests for epochs. A reply is one frame, like those
 of epochs: a prefix (length of the header, CRC-32 of it), the header in JSON, and for a chunk its
-bytes, which have their own digest. `later` is the reply of a donor that has nothing to reply with
-yet.
+bytes, which have their own digest. `later`: there is no reply yet, not even that an offer is being
+prepared.
 
 Design: docs/design/state-movement.md#over-http.
 """
@@ -73,7 +73,8 @@ def request_of(content: Mapping[str, Any]) -> MessageToDonor:
 
 
 def reply_frame(reply: MessageToNewcomer | None, sender: MessageIdentity) -> tuple[bytes, bytes]:
-    """The frame, and the bytes that follow it. `reply`: None if there is none yet (`later`)."""
+    """Prefix and header of the frame, and its bytes. `reply`: None if there is none yet
+    (`later`)."""
     data = b""
     match reply:
         case None:

@@ -31,7 +31,7 @@ from rekindle.task.discard import end_comparison, mark_comparison, must_compare
 
 _log = logging.getLogger(__name__)
 _RESULTS_FILE = "disputed.json"
-_RESULTS_BEFORE_DECISION = 2
+_RESULTS_BEFORE_MAJORITY = 2
 """So many different results of an epoch are stored before a further one decides between them."""
 
 
@@ -108,7 +108,7 @@ def continue_log(
         log.start_at(restored_from + 1, keep=has_no_partners)
         return EarlierBoots(directory, results, has_no_partners, compare_files_from)
     epoch, differing = stored
-    if epoch > restored_from and len(differing) > _RESULTS_BEFORE_DECISION:
+    if epoch > restored_from and len(differing) > _RESULTS_BEFORE_MAJORITY:
         raise _divergence_error(f"epoch {epoch} of stream {log.stream}/{log.partition}", differing)
     log.start_at(restored_from + 1, keep=False)
     if epoch <= restored_from:
@@ -121,7 +121,7 @@ def continue_log(
 
 def _divergence_error(where: str, results: tuple[Result, ...]) -> DifferentResults:
     shown = ", ".join(f"{r.digest} (watermark {r.watermark})" for r in results)
-    if len(results) == _RESULTS_BEFORE_DECISION:
+    if len(results) == _RESULTS_BEFORE_MAJORITY:
         return DifferentResults(
             f"{where} was computed again with another result than the output log has: {shown}. It "
             f"is computed once more from the checkpoint: two of three results decide"

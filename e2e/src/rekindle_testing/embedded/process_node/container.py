@@ -155,7 +155,8 @@ class Container:
         if self.running and self._stopping is None:
             self._stopping = asyncio.create_task(self._stop(deadline))
 
-    def kill(self, reason: str) -> None:
+    def kill(self, reason: str = "") -> None:
+        """`reason`: in the status of the container."""
         if self.attempt is not None:
             self.attempt.kill(reason)
 

@@ -4,7 +4,8 @@ Runs outside the node, so that it can kill a frozen one.  It ends the node when 
 process that started it has ended.  After the end of the node it deletes its data
 directory, control group and firewall table.
 Standard library only, and nothing of Kubernetes: started as
-`python -S -E -c BOOTSTRAP launcher IMPORT_ROOT CONFIG` (see `node.py`, which also writes CONFIG).
+`python -S -E -c BOOTSTRAP launcher IMPORT_ROOT CONFIG` (see `node.py`, which also writes CONFIG);
+BOOTSTRAP calls `main`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import json
 import os
 import select
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +106,3 @@ def _clean_up(config: Config) -> None:
                 directory.rmdir()
         with contextlib.suppress(OSError):
             root.rmdir()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -169,7 +169,7 @@ class PodWorker:
             self._admit()
         if self.failure is not None:
             for container in self.containers:
-                container.kill("")
+                container.kill()
             self._status_outdated.set()
             return _NEVER
         next_at = await self._advance()

@@ -9,8 +9,8 @@ A replica that repeats its own result decides nothing, since its node may be fau
 later incarnation on the same node. Then the other replica computes again. If that one repeats its
 result too, one of them is replaced, so that a third node decides. A replica that contradicts its
 own result is replaced in the same way, if another one has repeated its result. If all contradict
-themselves, or a new node agrees with none, the operator is not deterministic, and the dispute stays
-open.
+themselves, or a new node agrees with none, the operator is not deterministic: the dispute is
+*unresolved*, and nobody computes again.
 
 A computation that has started from a partner's state is a copy: up to that epoch it has the
 partner's results. It does not count as a second result for them, and is no party to a dispute; when
@@ -127,7 +127,8 @@ class DigestComparison:
         return disputed or slot in self._diverged or slot in self._restarts
 
     def is_compared(self, slot: Slot) -> bool:
-        """Whether this slot is one of the configured replicas of its partition."""
+        """Whether this slot, under whichever of its two numbers, is one of the configured replicas
+        of its partition."""
         return self._replicas is None or slot.replica_index < self._replicas.get(
             partition_of(slot), 0
         )
@@ -353,7 +354,8 @@ class DigestComparison:
             record.witnessed = min(record.witnessed, after)
 
     def forget(self, slot: Slot) -> None:
-        """The slot's task ended or was replaced. Its results in an open dispute still count."""
+        """The slot's task ended or was replaced. Its results in a dispute still count, unless
+        that is unresolved."""
         partition = partition_of(slot)
         self._records.get(partition, {}).pop(slot, None)
         self._diverged.pop(slot, None)
@@ -378,10 +380,11 @@ class DigestComparison:
         waiting: Collection[Slot] = (),
     ) -> None:
         """Restart one of `alive` (computations that respond), so that it computes a disputed
-        partition again, unless one does so already. The highest index first, since the lowest one
-        saves checkpoints. `existing`: slots of the tasks that exist, whether they have started or
-        not; None: not known. If there is only one, nobody else will compute the partition again.
-        `waiting`: those that have no restore point yet; another one would have to wait, too."""
+        partition again, unless one does so already. The highest number of a replica first, since
+        the lowest one saves checkpoints. `existing`: slots of the tasks that exist, whether they
+        have started or not; None: not known. If there is only one, nobody else will compute the
+        partition again. `waiting`: those that have no restore point yet; another one would have to
+        wait, too."""
         dispute = self._disputes.get(partition)
         if dispute is None or dispute.unresolved:
             return

@@ -76,11 +76,12 @@ TRANSITIONS: Table[DisputePhase, DisputeEvent] = {
 @dataclass(frozen=True, slots=True)
 class Dispute:
     """Computations of a partition that differ at `epoch`, in the field `digest_name` of
-    EpochDigests; all agree through `agreed_through`. A dispute that an older coordinator opened
-    begins with the result of one party at most, one between copies with none, and it has none if
-    all parties have to compute again. `repeated`: replicas that computed the same again;
-    `contradicted`: those that computed something else. `replaced`: incarnations that are, or were,
-    replaced because of this dispute. `history`: the transitions so far."""
+    EpochDigests; all agree through `agreed_through`. A dispute that an earlier coordinator opened
+    begins with the result of one party at most. One between copies begins with none, since a copy
+    is a party only once it has computed again; so does one whose parties all have to compute again.
+    `repeated`: replicas that computed the same again; `contradicted`: those that computed something
+    else. `replaced`: incarnations that are, or were, replaced because of this dispute. `history`:
+    the transitions so far."""
 
     partition: Partition
     agreed_through: int

@@ -17,8 +17,8 @@ from rekindle.protocol import TaskPhase
 def usable_donors(
     newcomer: ReplicaView, views: ReplicaViews, failed: Collection[DonorBoot]
 ) -> list[ReplicaView]:
-    """Replicas that could give the newcomer their state: Live, trusted, of the same engine, and not
-    in `failed`, the donors of its earlier attempts."""
+    """Replicas that could give the newcomer their state: Live, trusted, of the same engine version,
+    and not in `failed`, the donors of its earlier attempts."""
     return [
         view
         for view in views.of(newcomer.partition)

@@ -157,8 +157,8 @@ class MovementCore:
         self._begin_sessions(now)
 
     def _note_numbers(self) -> None:
-        """Numbers of an earlier process of this coordinator are not used again, even if the clock
-        was set back since then."""
+        """They begin with the time at which the process began. Numbers of an earlier process of
+        this coordinator are not used again, even if the clock was set back since then."""
         for view in self._views:
             sessions = [hold.session for hold in view.holds] + [*view.donates]
             versions = [session.version for session in sessions]
@@ -249,7 +249,7 @@ class MovementCore:
             if movement.phase is not MovementPhase.QUEUED:
                 continue
             donors = usable_donors(view, self._views, movement.failed)
-            if now - movement.known_since >= self._limits.silent_s:
+            if now - movement.known_since >= self._limits.suspected_donor_s:
                 donors = [donor for donor in donors if not donor.suspected]
             exhausted = movement.attempts >= self._limits.attempts or not donors
             if exhausted or now - movement.known_since >= self._limits.wait_s:

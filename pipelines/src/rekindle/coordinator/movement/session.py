@@ -25,17 +25,16 @@ class MovementLimits:
 
     Maxima. `confirm_holds_s`: time until all upstream replicas have confirmed. `stall_s`: time
     without progress, until all is stored. `session_s`: time of one attempt. `attempts`: of a slot,
-    until a newcomer is Live. `wait_s`: after it, counted from `known_since`,
-    no attempt begins, whatever it waited for. `silent_s`: for so long, counted in the same way,
-    replicas that do not respond may still become donors. `per_donor`: sessions of a donor at a
-    time."""
+    until a newcomer is Live. `wait_s`: after it, counted from `known_since`, no attempt begins,
+    whatever it waited for. `suspected_donor_s`: for so long, counted in the same way, replicas that
+    do not respond may still become donors. `per_donor`: sessions of a donor at a time."""
 
     confirm_holds_s: float = 15.0
     stall_s: float = 30.0
     session_s: float = 600.0
     attempts: int = 2
     wait_s: float = 900.0
-    silent_s: float = 5.0
+    suspected_donor_s: float = 5.0
     per_donor: int = 1
 
 

@@ -153,7 +153,8 @@ def lease(
     now: str,
     report: int | None,
 ) -> Json:
-    """`report`: the number of the report that is valid; None: none is."""
+    """`report`: the number of the write of the status (`StatusWriter.writes`) that is up to date;
+    None: a newer report is not written yet."""
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",

@@ -30,9 +30,9 @@ _MAYBE_OUTDATED = (409, 422)  # another topology of this name; a fence that is l
 
 
 async def store_id_from_status(api: KubeApi, settings: Settings) -> str | None:
-    """The id of the topology's checkpoint store, from its status; None if it has not written yet.
-    Raises StoreError while the status cannot be read: a new store must not replace one that is
-    only unreachable."""
+    """The id of the topology's checkpoint store, from its status; None if no coordinator has
+    written it yet. Raises StoreError while the status cannot be read: a new store must not replace
+    one that is only unreachable."""
     path = (
         f"/apis/{names.API_VERSION}/namespaces/{settings.namespace}/{names.PLURAL}/"
         f"{settings.topology}"
@@ -156,14 +156,14 @@ class LeaseKeeper:
     ) -> None:
         self._api, self._settings, self._feed = api, settings, feed
         self._valid_report_number, self._suspecting = valid_report_number, suspecting
-        self._may_poll = knows_generation
+        self._knows_generation = knows_generation
         self._collection = f"/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
         self._path = f"{self._collection}/{settings.topology}-coordinator"
         self._lease: dict[str, Any] | None = None  # as last read or written, whoever holds it
 
     async def run(self) -> None:
         until = time.monotonic() + self._settings.lease_wait_s
-        while not self._may_poll() and time.monotonic() < until:
+        while not self._knows_generation() and time.monotonic() < until:
             await asyncio.sleep(self._settings.tick_s)
         while True:
             began = time.monotonic()

@@ -195,7 +195,8 @@ def output_sql(window: WindowNode, system: Sequence[str]) -> str:
 def _partials_sql(
     window: WindowNode, inputs: Sequence[str], method: Aggregation, float_keys: frozenset[str]
 ) -> str:
-    """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task."""
+    """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task,
+    or in eight if PARTITIONED."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
     group = ", ".join([*keys, PANE, EPOCH])
     columns = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]

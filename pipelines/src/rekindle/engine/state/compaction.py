@@ -4,8 +4,9 @@ Compaction changes where rows are and never what they add up to: a page is repla
 of its rows and of *all* its rows in later deltas. It may process as many rows as `append` has added
 to `credit`, so that its cost does not depend on the size of the state. It does not read runs that
 are not available yet (see `engine.state.remote`): pages that need them are compacted once the runs
-are available, or once too many rows wait for that. Of each page, `through`: its newest folded
-delta; `pending`: rows of later ones; `restored`: of these, those that a restore brought.
+are available, or once too many rows wait for that. Of each page, `folded_through` is its newest
+folded delta, `pending` the number of rows of later ones, and `pending_at_restore` how many of these
+a restore brought.
 
 Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
 """

@@ -54,8 +54,8 @@ TreeNode = tuple[int, int]
 
 
 def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after: int) -> Int64s:
-    """The windows of `count` panes that contain one of `panes` (starts, ascending), and end after
-    `before` and not after `after` (microseconds); each as the number of its first pane."""
+    """The windows of `count` panes that contain one of `panes` (their starts, ascending), and end
+    after `before` and not after `after` (microseconds); each as the number of its first pane."""
     newest = after - pane_us
     if not len(panes) or newest < int(panes[0]):
         return np.zeros(0, dtype=np.int64)
@@ -69,13 +69,13 @@ def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after:
 
 
 def windows(
-    shape: RunShape, state: OperatorState, pane_us: int, count: int, starts: Int64s
+    shape: RunShape, state: OperatorState, pane_us: int, count: int, first_panes: Int64s
 ) -> tuple[OperatorState, pa.Table]:
     """The state, which keeps new tree nodes, and the windows of `count` panes that begin with the
     panes of these numbers (ascending): one row for each group, in the order of runs; `__w` is the
     window's start."""
     found: list[pa.Table] = []
-    state = each_window(shape, state, pane_us, count, starts, found.append)
+    state = each_window(shape, state, pane_us, count, first_panes, found.append)
     rows = concatenate(shape, found)
     return state, sort(rows) if len(found) > 1 else rows
 
@@ -85,27 +85,27 @@ def each_window(
     state: OperatorState,
     pane_us: int,
     count: int,
-    starts: Int64s,
+    first_panes: Int64s,
     add: Callable[[pa.Table], None],
     files: RunFiles | None = None,
 ) -> OperatorState:
     """As `windows`, but passes the rows to `add` in portions of a bounded size, in any order.
     `files`: for tree nodes, since the first window after a restore computes all of its nodes.
     Raises DiskFull."""
-    if not len(starts):
+    if not len(first_panes):
         return state
-    first, last = int(starts[0]), int(starts[-1])
+    first, last = int(first_panes[0]), int(first_panes[-1])
     if count == 1:
         for rows in portions(shape, state, first * pane_us, (last + 1) * pane_us):
-            wanted = np.isin(int64s(rows.column(PANE)), starts * pane_us)
+            wanted = np.isin(int64s(rows.column(PANE)), first_panes * pane_us)
             add(rows if wanted.all() else rows.filter(pa.array(wanted)))
         return state
     if count < FAN_OUT:
         for buckets in _bucket_ranges(state.rows, state.nbytes):
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
-            _fold_panes(shape, panes, pane_us, count, starts, add)
+            _fold_panes(shape, panes, pane_us, count, first_panes, add)
         return state
-    return _from_tree_nodes(shape, state, pane_us, count, starts, add, files)
+    return _from_tree_nodes(shape, state, pane_us, count, first_panes, add, files)
 
 
 def without_stale_tree_nodes(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
@@ -158,19 +158,19 @@ def _fold_panes(
     panes: pa.Table,
     pane_us: int,
     count: int,
-    starts: Int64s,
+    first_panes: Int64s,
     add: Callable[[pa.Table], None],
 ) -> None:
     """Passes windows of fewer than FAN_OUT panes, which are the left fold of their panes, to
     `add`."""
     column = int64s(panes.column(PANE))
-    low = np.searchsorted(column, starts * pane_us)
-    high = np.searchsorted(column, (starts + count) * pane_us)
+    low = np.searchsorted(column, first_panes * pane_us)
+    high = np.searchsorted(column, (first_panes + count) * pane_us)
     lengths = high - low
     for begin, end in _portions(lengths, panes.num_rows, panes.nbytes):
         part = lengths[begin:end]
         rows = panes.take(pa.array(_numbers_of_ranges(low[begin:end], part)))
-        add(_fold_as(shape, rows, np.repeat(starts[begin:end] * pane_us, part)))
+        add(_fold_as(shape, rows, np.repeat(first_panes[begin:end] * pane_us, part)))
 
 
 def _portions(lengths: Int64s, rows: int, nbytes: int) -> list[tuple[int, int]]:
@@ -187,14 +187,14 @@ def _from_tree_nodes(
     state: OperatorState,
     pane_us: int,
     count: int,
-    starts: Int64s,
+    first_panes: Int64s,
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
     cache = _TreeNodes(shape, state, pane_us, files)
     at_once = _windows_at_once(state)
-    for at in range(0, len(starts), at_once):
-        portion = starts[at : at + at_once]
+    for at in range(0, len(first_panes), at_once):
+        portion = first_panes[at : at + at_once]
         parts = [tree_nodes_of(start, count) for start in portion.tolist()]
         wanted = sorted({node for nodes in parts for node in nodes})
         for buckets in cache.bucket_ranges:

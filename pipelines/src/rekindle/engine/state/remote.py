@@ -88,8 +88,8 @@ class RemoteRun(Run):
         return self._awaited.run.file if self._awaited.run is not None else None
 
     @property
-    def spilled(self) -> bool:
-        return self._awaited.run is None or self._awaited.run.spilled
+    def in_memory(self) -> bool:
+        return self._awaited.run is not None and self._awaited.run.in_memory
 
     @property
     def schema(self) -> pa.Schema:

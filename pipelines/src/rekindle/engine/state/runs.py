@@ -107,9 +107,8 @@ class Run:
         return self._file
 
     @property
-    def spilled(self) -> bool:
-        """Whether its rows are not in memory."""
-        return self.file is not None
+    def in_memory(self) -> bool:
+        return self.file is None
 
     @property
     def schema(self) -> pa.Schema:

@@ -46,7 +46,7 @@ class RunFiles:
         runs = [
             run for state in states.values() for run in (*state.tree_nodes.values(), *state.runs())
         ]
-        in_memory = [run for run in runs if not run.spilled]
+        in_memory = [run for run in runs if run.in_memory]
         size = sum(run.nbytes for run in in_memory)
         if size <= self._memory_bytes:
             return states

@@ -1,7 +1,7 @@
 """How state and log are cut into chunks, and how a chunk is checked. Pure.
 
-The pieces of a transfer are runs of the state and records of the log, in a fixed order: the state
-first, the log by epoch. Chunks are cut from their bytes as if they were one sequence, so a chunk is
+The pieces of a transfer are a header, the runs of the state and the records of the log, in this
+order; the log by epoch. Chunks are cut from their bytes as if they were one sequence, so a chunk is
 as large as asked, whatever the sizes of pieces are; only the last one is smaller. Which bytes are
 in chunk n follows from the sizes alone.
 

@@ -107,5 +107,5 @@ def _beyond(snapshots: Iterable[Snapshot], newest: State) -> Mapping[int, int]:
         for snapshot in snapshots
         for state in snapshot.state.operators.operators.values()
         for run in state.runs()
-        if not run.spilled and id(run) not in kept
+        if run.in_memory and id(run) not in kept
     }

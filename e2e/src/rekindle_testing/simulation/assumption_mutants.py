@@ -1,4 +1,4 @@
-"""Bugs that are planted in what a process believes: of its inputs, and of answers that it has not
+"""Bugs that are planted in what a process assumes: of its inputs, and of answers that it has not
 got."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _ageless(as_of: Any) -> Any:
     return wrong
 
 
-BELIEF_MUTANTS: Mapping[str, Mutant] = {
+ASSUMPTION_MUTANTS: Mapping[str, Mutant] = {
     "watermarks follow the order of arrival": replaced(SUnion, "add", _watermark_by_arrival),
     "epochs count as received before they are": replaced(
         retention.Progress, "of", _received_before_it_is
