@@ -64,6 +64,16 @@ def test_a_pod_that_waits_for_a_node_is_not_lost() -> None:
     assert watched(pod(accepted=False, node=""), [None] * 60) == []
 
 
+def test_the_time_in_which_a_pod_waited_for_a_node_does_not_count() -> None:
+    observation, waiting, bound = Observation(), pod(accepted=False, node=""), pod(accepted=False)
+    for second in range(60):
+        observation = observation.with_responses([waiting], {}, float(second))
+    for second in range(60, 70):
+        observation = observation.with_responses([bound], {}, float(second))
+        found = observation.lost([bound], float(second), TIMING, probes_work=True)
+        assert bool(found) == (second >= 60 + TIMING.accept_s)
+
+
 def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
     one = pod("b", accepted=False)
     observation = Observation().with_deleted(pod(accepted=False)).with_deleted(pod(accepted=False))

@@ -196,8 +196,8 @@ class Watchdog:
     def _delete(self, pod: OperatorPod) -> None:
         silence_s = self._lease.unchanged_s
         why = (
-            f"the operator's Lease was not renewed for {silence_s:.0f} s, "
-            f"and node {pod.node} does not respond"
+            f"the operator's Lease was not renewed for {silence_s:.0f} s, and node {pod.node} "
+            + ("does not respond" if pod.accepted else "has not accepted the pod")
         )
         body = {
             "gracePeriodSeconds": 0,

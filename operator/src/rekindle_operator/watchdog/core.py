@@ -57,10 +57,10 @@ class OperatorPod:
 
 @dataclass(frozen=True, slots=True)
 class PodHistory:
-    """`first`: when this process first saw the pod bound. `silent_since`: the first probe without
-    a response since the last response."""
+    """`bound_since`: when this process first saw it bound to a node; None while it was not.
+    `silent_since`: the first probe without a response since the last response."""
 
-    first: float
+    bound_since: float | None = None
     silent_since: float | None = None
     unanswered: int = 0  # probes in a row
 
@@ -76,17 +76,19 @@ class Observation:
     def with_responses(
         self, pods: Iterable[OperatorPod], responses: Mapping[str, bool], now: float
     ) -> Observation:
-        """`responses`: whether the kubelet or the pod responded to the probe of `now`. Pods without
-        an address are not probed and are left out."""
+        """`responses`: whether the kubelet or the pod responded to the probe of `now`; none of pods
+        without an address, which are not probed."""
         histories = {}
         for pod in pods:
-            known = self.histories.get(pod.uid, PodHistory(now))
+            known = self.histories.get(pod.uid, PodHistory())
+            if known.bound_since is None and pod.node:
+                known = replace(known, bound_since=now)
             match responses.get(pod.uid):
                 case True:
-                    known = PodHistory(known.first)
+                    known = PodHistory(known.bound_since)
                 case False:
                     since = now if known.silent_since is None else known.silent_since
-                    known = PodHistory(known.first, since, known.unanswered + 1)
+                    known = PodHistory(known.bound_since, since, known.unanswered + 1)
             histories[pod.uid] = known
         return replace(self, histories=histories, checks=self.checks + 1)
 
@@ -109,12 +111,12 @@ class Observation:
         self, pod: OperatorPod, now: float, timing: WatchdogTiming, silent_s: float
     ) -> bool:
         history = self.histories.get(pod.uid)
-        if history is None:
+        if history is None or history.bound_since is None:
             return False
         if not pod.accepted:
             # The scheduler may choose a lost node for as long as it is reported Ready.
             timeout_s = timing.accept_s * _ACCEPT_GROWTH**self.never_accepted
-            return now - history.first >= min(timeout_s, timing.longest_accept_s)
+            return now - history.bound_since >= min(timeout_s, timing.longest_accept_s)
         return (
             history.silent_since is not None
             and history.unanswered >= _MIN_PROBES

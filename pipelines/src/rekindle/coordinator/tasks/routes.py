@@ -86,8 +86,8 @@ def mixed_engines(replicas: Mapping[Partition, Sequence[Task]]) -> dict[Partitio
 
 def partner(slot: Slot, replicas: Sequence[Task], is_suspected: TaskPredicate) -> Partner | None:
     """The other one of two replicas that stabilize one after another, if it serves: 0 and 1, 2 and
-    3, and so on, so that each is the partner of its partner. During a planned move of the partner
-    it is the replica that is to be replaced: the lower number of two that are Live."""
+    3, and so on, so that each is the partner of its partner. If both numbers of the partner are
+    Live, in a planned move, it is the lower one, whether that is the successor or not."""
     for task in sorted(replicas, key=lambda t: (t.phase != TaskPhase.LIVE, t.slot)):
         response = task.response
         if (
