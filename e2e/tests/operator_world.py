@@ -129,7 +129,7 @@ class World:
         self._alive.add(name)
         wait_for(f"{name} is free of taints", lambda: self._is_untainted(name))
 
-    def kill_node_not_ready(self, name: str) -> None:
+    def kill_node_until_not_ready(self, name: str) -> None:
         """Let a node be without heartbeats, and NotReady."""
         self.kill_node_still_ready(name)
         self._set_ready(name, "Unknown")

@@ -75,7 +75,7 @@ def test_a_task_whose_engine_is_slow_is_not_late() -> None:
 def test_what_a_task_says_is_read_from_its_metrics() -> None:
     ref = TaskRef(segment="id", partition=1, replica=0, incarnation=1)
     status = TaskStatus(ref, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 1.0)
-    status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+    status.step(TaskEvent.START_BEGUN)
     text = generate_latest(make_registry(status, "trips", "busy", ref)).decode()
     assert sample_of("pod", text) == TaskSample(
         "pod", ("busy", 1), is_live=False, stable=-1, tentative=-1, epoch_p99_s=0.0

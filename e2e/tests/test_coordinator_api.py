@@ -79,7 +79,9 @@ class Cluster:
         return found
 
     def get(self, kind: str, name: str) -> dict[str, Any]:
-        done = self.api.kubectl("get", kind, name, "-n", self.namespace, "-o", "json")
+        done = self.api.kubectl(
+            *("get", kind, name, "-n", self.namespace, "-o", "json", "--show-managed-fields")
+        )
         found: dict[str, Any] = json.loads(done)
         return found
 
@@ -261,8 +263,9 @@ def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> Non
     assert status["headEpoch"] >= 9
     lease = cluster.get("lease", f"{cluster.name}-coordinator")
     assert lease["spec"]["holderIdentity"] == "1"
-    managers = cluster.get("topo", cluster.name)["metadata"].get("managedFields") or []
-    assert all(m["manager"] != "python" for m in managers)
+    managed = cluster.get("topo", cluster.name)["metadata"]["managedFields"]
+    of_status = {m["manager"] for m in managed if m.get("subresource") == "status"}
+    assert of_status == {names.COORDINATOR_FIELD_MANAGER}
 
 
 def test_a_coordinator_needs_little_memory(cluster: Cluster) -> None:

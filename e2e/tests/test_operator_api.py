@@ -163,7 +163,7 @@ def test_tasks_of_a_lost_node_get_new_incarnations(
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     lost = _on(world, nodes[0])
-    world.kill_node_not_ready(nodes[0])
+    world.kill_node_until_not_ready(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     left = set(world.pods("flights"))
     assert not lost & left, "pods of the lost node are force-deleted"
@@ -313,7 +313,7 @@ def test_deletion_leaves_no_objects_even_of_dead_nodes(
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))
     busy = next(n for n in nodes if _on(world, n))
-    world.kill_node_not_ready(busy)
+    world.kill_node_until_not_ready(busy)
     world.delete("flights", "Foreground")
     wait_for("the topology is gone", lambda: world.custom_or_none("flights") is None)
     wait_for("nothing is left", lambda: not world.remaining_objects("flights"))
@@ -387,7 +387,7 @@ def test_another_replica_takes_over_and_restarts_no_pod(
     first.kill()
     wait_for("the second leads", second.leads)
     lost = _on(world, nodes[0])
-    world.kill_node_not_ready(nodes[0])
+    world.kill_node_until_not_ready(nodes[0])
     wait_for("it runs again", lambda: _is_running(world) and not _on(world, nodes[0]))
     after = {n: p.metadata.uid for n, p in world.pods("flights").items()}
     assert {n: u for n, u in before.items() if n not in lost}.items() <= after.items()

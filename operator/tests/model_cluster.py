@@ -57,9 +57,9 @@ MAX_PASSES = 60
 
 
 class ModelCluster(ModelState):
-    def kill_node_not_ready(self, name: str) -> None:
+    def kill_node_until_not_ready(self, name: str) -> None:
         """It died with its pods, long enough ago to be NotReady."""
-        super().kill_node_not_ready(name)
+        super().kill_node_until_not_ready(name)
         self._report()
         for topology, view in self.topologies.items():
             lease = self.leases.get(names.coordinator_name(topology))
@@ -141,7 +141,7 @@ class ModelCluster(ModelState):
         self.now += seconds
         for name in self.dead & set(self.nodes):
             if self.nodes[name].ready and self.now - self.died_at[name] > KUBERNETES_GRACE_S:
-                self.kill_node_not_ready(name)
+                self.kill_node_until_not_ready(name)
         for name, lease in self.leases.items():  # coordinators on live nodes renew
             if self.coordinator_runs(lease):
                 self.leases[name] = replace(lease, seen_at=self.now, version=self.next_version())

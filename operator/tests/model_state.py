@@ -2,7 +2,7 @@
 
 Nodes die, freeze, are removed, or are only reported NotReady; watches stall; reports of
 coordinators and the scheduler are late. Whether a Node object stays after its machine died is the
-test's choice (`kill_node_not_ready`, `remove_node`).
+test's choice (`kill_node_until_not_ready`, `remove_node`).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class ModelState:
             allocatable=ResourceAmounts(cpu_m, memory, 50, more.get("others", ())),
         )
 
-    def kill_node_not_ready(self, name: str) -> None:
+    def kill_node_until_not_ready(self, name: str) -> None:
         """It died so long ago that it is NotReady."""
         self.dead.add(name)
         long_ago = self.now - KUBERNETES_GRACE_S

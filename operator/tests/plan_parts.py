@@ -40,14 +40,16 @@ def query(
     name: str,
     priority: int,
     *needs: str,
-    reservation_is_over: bool = False,
+    capacity_reservation_is_over: bool = False,
     paths: Iterable[Iterable[str]] = (),
 ) -> DownQuery:
-    """`needs`: keys of missing pods. `reservation_is_over`: it has waited for so long that spare
-    replicas may use what was reserved for it. `paths`: needs on the path from each source
+    """`needs`: keys of missing pods. `capacity_reservation_is_over`: it has waited for so long that
+    spare replicas may use what was reserved for it. `paths`: needs on the path from each source
     (`DownQuery`)."""
     found = tuple(frozenset(path) for path in paths)
-    return DownQuery(("ns/t", name), priority, frozenset(needs), reservation_is_over, found)
+    return DownQuery(
+        ("ns/t", name), priority, frozenset(needs), capacity_reservation_is_over, found
+    )
 
 
 def started(plan: Any) -> list[str]:

@@ -50,7 +50,7 @@ def test_a_running_topology_has_all_tasks_on_nodes(running: ModelCluster) -> Non
 def test_a_loss_shows_the_plan_and_the_operators_reason(running: ModelCluster) -> None:
     running.binding = False
     for node in "ab":
-        running.kill_node_not_ready(node)
+        running.kill_node_until_not_ready(node)
     running.settle()
     view = view_of(running)
     assert view.phase == "Recovering"
@@ -72,7 +72,7 @@ def test_a_silent_coordinator_is_shown(running: ModelCluster) -> None:
 
 def test_the_timeline_has_each_loss_and_return(running: ModelCluster) -> None:
     for node in "ab":
-        running.kill_node_not_ready(node)
+        running.kill_node_until_not_ready(node)
     running.settle()
     history = timeline_of(running).history
     states = [c.state for c in history.changes if c.query == "storm-watch"]

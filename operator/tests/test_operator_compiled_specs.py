@@ -152,7 +152,7 @@ def test_a_large_spec_delays_no_other_topology(
 ) -> None:
     running.add_node("d")
     running.add_topology("large", {**flights_spec(), **_LARGE})
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert running.status()["phase"] == "Running"
     assert running.condition("Valid", "large")["reason"] == "Checking"
@@ -167,7 +167,7 @@ def test_an_edit_that_makes_a_spec_large_stops_no_recovery(
     running.add_node("d")
     running.edit("flights", **_LARGE)
     running.settle()
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert running.query_states() == dict.fromkeys(running.query_states(), "Live")
     assert running.condition("Valid")["reason"] == "Checking"

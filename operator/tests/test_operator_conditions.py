@@ -27,7 +27,7 @@ def test_an_internal_error_is_reported_and_others_recover(
 
     monkeypatch.setattr("rekindle_operator.reconcile.core.replace_coordinator", broken)
     running.add_topology("bad", flights_spec())
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     decisions = reconcile_all(running.snapshot(), running.now)
     assert [t.topology_key for t in decisions if t.error is not None] == ["default/bad"]
     actions = [a for t in decisions if t.error is not None for a in t.actions]
@@ -60,7 +60,7 @@ def test_a_failed_reconcile_leaves_no_query_live(
 
 def test_the_crd_declares_every_field_of_the_status(running: ModelCluster) -> None:
     assert undeclared_in_status(running.status()) == []
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.apply(reconcile(running.snapshot(), running.now))
     assert running.status()["recovery"]
     assert undeclared_in_status(running.status()) == []

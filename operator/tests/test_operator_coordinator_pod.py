@@ -48,7 +48,7 @@ def test_required_node_affinity_is_kept_with_lost_nodes(running: ModelCluster) -
     running.edit("flights", podTemplate={"spec": {"affinity": affinity}})
     running.settle()
     node = running.coordinator().node or ""
-    running.kill_node_not_ready(node)
+    running.kill_node_until_not_ready(node)
     running.apply(reconcile(running.snapshot(), running.now))
     spec = running.raw_pods["flights-coordinator-2"]["spec"]
     ((term,),) = (spec["affinity"]["nodeAffinity"][kind]["nodeSelectorTerms"] for kind in required)

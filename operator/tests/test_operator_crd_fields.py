@@ -185,7 +185,7 @@ LACKS = ("spec.suspend", "status.conditions[].observedGeneration", "status.redun
 def test_a_topology_recovers_with_an_older_crd(running: ModelCluster) -> None:
     running.missing_fields = LACKS
     running.settle()
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert running.status()["phase"] == "Running"
     assert "redundancy" not in running.status()
@@ -203,7 +203,7 @@ def test_no_missing_field_stops_a_recovery(running: ModelCluster, missing: tuple
     running.settle()
     lost = {p.uid for p in running.tasks().values() if p.node == "a"}
     assert lost
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     tasks = running.tasks().values()
     assert len(tasks) == 8

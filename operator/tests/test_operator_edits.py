@@ -84,7 +84,7 @@ def test_recovery_goes_on_after_an_edit_that_cannot_be_rendered(
     assert valid["message"].startswith("spec.podTemplate")
     assert message in valid["message"]
     assert running.status()["phase"] == "Running"
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert not [p.name for p in running.tasks().values() if p.node == "a"]
     assert set(running.query_states().values()) == {"Live"}
@@ -371,7 +371,7 @@ def _lose_replicas_that_an_edit_keeps(cluster: ModelCluster) -> None:
         cluster.add_node(name, cpu_m=16_000, memory=64 << 30)
     cluster.settle()
     victim = next(p.node for p in cluster.tasks().values() if p.slot and p.slot.replica == 0)
-    cluster.kill_node_not_ready(victim or "")
+    cluster.kill_node_until_not_ready(victim or "")
     cluster.settle()
     cluster.edit("flights", **with_replicas(1))
 

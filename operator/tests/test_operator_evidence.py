@@ -77,12 +77,12 @@ def with_tasks_that_never_started(running: ModelCluster, kubelets_respond: bool)
     were just started there respond, and one is called NotReady while its tasks respond."""
     for name in "defgh":
         running.add_node(name)
-        running.kill_node_not_ready(name)
+        running.kill_node_until_not_ready(name)
     running.kubelets_respond = kubelets_respond
     here = running.coordinator().node
     victim, alive = [n for n in nodes_with_two_tasks(running) if n != here]
     running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
-    running.kill_node_not_ready(victim)
+    running.kill_node_until_not_ready(victim)
     running.reported_silent_since.clear()
     running.turn_not_ready(alive)
     running.pass_time(1.0)
@@ -171,7 +171,7 @@ def test_most_nodes_not_ready_are_lost_once_a_report_arrives(
 ) -> None:
     running.kubelets_respond = False
     for name in "ab":
-        running.kill_node_not_ready(name)
+        running.kill_node_until_not_ready(name)
     running.settle()
     running.pass_time(1.0)
     running.settle()
@@ -345,7 +345,7 @@ def test_reports_that_are_always_late_are_ignored(running: ModelCluster) -> None
 
 def test_a_recovery_does_not_end_in_unknown_states(running: ModelCluster) -> None:
     alone = running.tasks()["flights-storms-0-0-1"]  # has no partner
-    running.kill_node_not_ready(str(alone.node))
+    running.kill_node_until_not_ready(str(alone.node))
     actions = reconcile(running.snapshot(), running.now, running.settings)
     running.apply(actions)
     running.reports_lost = True

@@ -21,7 +21,7 @@ def operator(cluster: ModelCluster) -> ModelOperator:
 
 def test_a_repeatedly_refused_deletion_is_reported(operator: ModelOperator) -> None:
     operator.api.errors = [ApiError("DELETE", "/pods/", 403, "deletion is forbidden here")]
-    operator.model.kill_node_not_ready("b")
+    operator.model.kill_node_until_not_ready("b")
     operator.run(8.0)
     degraded = operator.model.condition("Degraded")
     assert (degraded["status"], degraded["reason"]) == ("True", "ActionFailed")

@@ -41,11 +41,11 @@ def test_a_loss_replaces_only_unbound_pods_for_lost_nodes(running: ModelCluster)
         running.nodes[name] = replace(running.nodes[name], cordoned=True)
     for name in "de":
         running.add_node(name, cpu_m=1000)  # for one task
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     before = opened(running)
     assert set(before.values()) == {"d", "e"}
-    running.kill_node_not_ready("d")
+    running.kill_node_until_not_ready("d")
     running.settle()
     after = opened(running)
     assert {n for n, node in before.items() if node == "e"} == set(after)
@@ -54,7 +54,7 @@ def test_a_loss_replaces_only_unbound_pods_for_lost_nodes(running: ModelCluster)
 
 def test_a_failing_topology_replaces_no_pods_of_others(running: ModelCluster) -> None:
     """None of its actions succeeds, so its losses look new in each pass."""
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     for name in "de":
         running.add_node(name, cpu_m=8000)
     running.add_topology("other", flights_spec())

@@ -42,7 +42,7 @@ def test_a_record_has_the_image_that_was_the_default(running: ModelCluster) -> N
 def test_replacements_after_an_upgrade_run_the_recorded_image(running: ModelCluster) -> None:
     before = set(running.tasks())
     upgrade(running)
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert set(running.tasks()) != before
     assert set(images(running, "task").values()) == {OLD}
@@ -66,7 +66,7 @@ def test_the_next_generation_takes_the_new_image(running: ModelCluster) -> None:
     running.edit("flights", queries=[{**q, "priority": 7} for q in flights_spec()["queries"]])
     running.settle()
     assert NEW not in running.condition("Valid")["message"]
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert NEW in images(running, "task").values()
 
@@ -147,7 +147,7 @@ def test_an_image_that_admission_changes_is_not_outdated(
 
 def test_a_pod_that_a_roll_deletes_is_no_loss(running: ModelCluster) -> None:
     """Its replacement says so, whatever the pod itself had replaced before."""
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert any(p.predecessor_lost_at is not None for p in running.tasks().values())
     running.edit("flights", image=NEW)
@@ -279,7 +279,7 @@ def test_a_working_coordinator_that_is_lost_in_a_roll_is_not_kept(
     request_roll(running)
     pass_seconds(running, 3)
     old = running.raw_pods["flights-coordinator-1"]
-    running.kill_node_not_ready(old["spec"]["nodeName"])
+    running.kill_node_until_not_ready(old["spec"]["nodeName"])
     pass_seconds(running, 10)
     assert "flights-coordinator-1" not in running.raw_pods
 
@@ -329,7 +329,7 @@ def test_stream_protocols_that_do_not_fit_are_reported_without_a_roll(
 
 def test_a_roll_waits_while_something_is_lost(running: ModelCluster) -> None:
     for name in "bc":
-        running.kill_node_not_ready(name)
+        running.kill_node_until_not_ready(name)
     running.settle()
     running.edit("flights", image=NEW)
     request_roll(running)

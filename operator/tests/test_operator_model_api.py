@@ -305,7 +305,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
     old = {p.name for p in model.tasks().values() if p.node == node}
     kept = min(old)
     operator.api.errors = [ApiError("DELETE", f"/pods/{kept}", 403)]
-    model.kill_node_not_ready(node)
+    model.kill_node_until_not_ready(node)
     operator.run(20.0)
     assert old & set(model.tasks()) == {kept}
     assert model.status()["redundancy"] == "8/8"
@@ -314,7 +314,7 @@ def test_a_pod_that_cannot_be_deleted_delays_no_replacement(operator: ModelOpera
 
 def test_replacements_start_before_clean_up(operator: ModelOperator) -> None:
     operator.run(10.0)
-    operator.model.kill_node_not_ready(operator.model.coordinator().node or "")
+    operator.model.kill_node_until_not_ready(operator.model.coordinator().node or "")
     operator.api.calls.clear()
     operator.run(5.0)
     created, deleted = (

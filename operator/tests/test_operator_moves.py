@@ -188,7 +188,7 @@ def test_a_moved_task_that_is_lost_is_replaced_under_its_number(running: ModelCl
     cordon(running, node)
     running.settle()
     cordon(running, node, cordoned=False)
-    running.kill_node_not_ready(running.tasks()[SUCCESSOR].node or "")
+    running.kill_node_until_not_ready(running.tasks()[SUCCESSOR].node or "")
     running.settle()
     assert "flights-storms-0-8-2" in running.tasks()
 
@@ -210,7 +210,7 @@ def test_a_successor_takes_the_place_of_a_task_that_is_lost_meanwhile(
     running.task_reports[SUCCESSOR] = {"phase": "Restoring"}
     cordon(running, node_of_single(running))
     running.settle()
-    running.kill_node_not_ready(node_of_single(running))
+    running.kill_node_until_not_ready(node_of_single(running))
     running.settle()
     storms = [p.name for p in running.tasks().values() if p.segment_name == "storms"]
     assert storms == [SUCCESSOR]

@@ -64,7 +64,7 @@ def test_the_deepest_object_of_the_api_server_can_be_parsed() -> None:
 @pytest.mark.usefixtures("operator_limit")
 def test_an_edit_that_is_nested_deep_is_refused(running: ModelCluster) -> None:
     running.edit("flights", podTemplate={"spec": nested(9_990)})
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     valid = running.condition("Valid")
     assert (valid["status"], valid["reason"]) == ("False", "TooDeep")

@@ -103,7 +103,7 @@ def test_a_topology_that_ran_does_not_start_again() -> None:
 
 
 def test_a_status_is_read_as_it_was_written(running: ModelCluster) -> None:
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     raw = running.status()
     status = read_topology_status(raw)

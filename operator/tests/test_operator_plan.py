@@ -96,7 +96,9 @@ def test_spares_wait_until_a_query_has_waited_long() -> None:
     nodes = capacity(node("n", 6))
     held = make_plan([query("Q", 1, "a", "b")], pods, [spare], nodes)
     assert dict(held.nodes) == {}
-    given_up = make_plan([query("Q", 1, "a", "b", reservation_is_over=True)], pods, [spare], nodes)
+    given_up = make_plan(
+        [query("Q", 1, "a", "b", capacity_reservation_is_over=True)], pods, [spare], nodes
+    )
     assert dict(given_up.nodes) == {"spare": "n"}
 
 
@@ -366,7 +368,7 @@ def test_a_query_that_fits_no_node_leaves_the_others_spread() -> None:
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 0, node_selector=(("disk", "none"),))
     nodes = capacity(*(node(f"n{n}", 50) for n in range(4)))
     plan = make_plan(
-        [query("q", 1, *pods), query("other", 9, "z", reservation_is_over=True)],
+        [query("q", 1, *pods), query("other", 9, "z", capacity_reservation_is_over=True)],
         {**pods, "z": nowhere},
         [],
         nodes,

@@ -49,7 +49,7 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
         case ("add", name, (cpu_m, memory)) if name not in cluster.nodes:
             cluster.add_node(name, cpu_m, memory)
         case ("kill, not Ready", name) if name in cluster.nodes:
-            cluster.kill_node_not_ready(name)
+            cluster.kill_node_until_not_ready(name)
         case ("kill, still Ready", name) if name in cluster.nodes:
             cluster.kill_node_still_ready(name)
         case ("remove", name) if name in cluster.nodes:

@@ -41,7 +41,7 @@ def recovered() -> ModelCluster:
         made.add_node(name)
     made.settle()
     for name in "cde":
-        made.kill_node_not_ready(name)
+        made.kill_node_until_not_ready(name)
     made.settle()
     made.pass_time(SETTLED_S)
     made.settle()
@@ -188,7 +188,7 @@ def _drain_the_target(cluster: ModelCluster, successor: PodView) -> None:
 
 
 def _lose_the_target(cluster: ModelCluster, successor: PodView) -> None:
-    cluster.kill_node_not_ready(successor.node or "")
+    cluster.kill_node_until_not_ready(successor.node or "")
 
 
 def _lose_another_task(cluster: ModelCluster, successor: PodView) -> None:
@@ -245,7 +245,7 @@ def test_a_move_that_failed_is_not_tried_again_at_once(packed: ModelCluster) -> 
 def test_the_successor_of_a_task_that_is_lost_takes_its_place(packed: ModelCluster) -> None:
     successor = begin(packed)
     source = packed.tasks()[successor.replaces].node
-    packed.kill_node_not_ready(source or "")
+    packed.kill_node_until_not_ready(source or "")
     packed.settle()
     assert successor.name in packed.tasks()
     packed.task_reports.clear()
@@ -299,7 +299,7 @@ def test_a_successor_without_a_node_is_made_anew_for_any_node(
     old = packed.tasks()[successor.replaces]
     match how:
         case "lost":
-            packed.kill_node_not_ready(old.node or "")
+            packed.kill_node_until_not_ready(old.node or "")
         case "drained":
             cordon(packed, old.node or "")
         case _:
@@ -362,7 +362,7 @@ def _do(cluster: ModelCluster, step: tuple[str, Any]) -> Iterator[list[Action]]:
         case ("uncordon", node):
             cordon(cluster, node, cordoned=False)
         case ("kill", node):
-            cluster.kill_node_not_ready(node)
+            cluster.kill_node_until_not_ready(node)
         case ("return", node) if node in cluster.dead:
             cluster.add_node(node)
         case ("slow", phase):

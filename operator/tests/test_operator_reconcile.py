@@ -82,7 +82,7 @@ def test_replicas_of_a_partition_prefer_different_zones(cluster: ModelCluster) -
 
 def test_pods_of_a_lost_node_are_replaced_and_force_deleted(running: ModelCluster) -> None:
     lost = {p.name for p in running.tasks().values() if p.node == "a"}
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     actions = reconcile(running.snapshot(), running.now)
     kinds = [type(a).__name__ for a in actions]
     assert kinds.index("WriteStatus") < kinds.index("CreatePod"), "reserved before it is created"
@@ -94,7 +94,7 @@ def test_pods_of_a_lost_node_are_replaced_and_force_deleted(running: ModelCluste
 
 
 def test_surviving_replicas_are_reported_to_take_over(running: ModelCluster) -> None:
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     entry = running.status()["recovery"]["history"][0]
     assert entry["lostNodes"] == ["a"]
@@ -104,7 +104,7 @@ def test_surviving_replicas_are_reported_to_take_over(running: ModelCluster) -> 
 
 def test_under_a_full_quota_lost_pods_are_still_replaced(running: ModelCluster) -> None:
     running.quota = len(running.raw_pods)
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert running.status()["redundancy"] == "8/8"
     assert all(int(name.rpartition("-")[2]) <= 2 for name in running.tasks())
@@ -137,7 +137,7 @@ def test_a_recovery_that_stays_open_lists_no_more_lost_nodes_than_a_status_may(
     running.stuck.update(f"flights-routes-0-0-{i}" for i in range(1, 30))
     for number in range(6):
         lost = sorted(n for n in running.nodes if n not in running.dead)[0]
-        running.kill_node_not_ready(lost)
+        running.kill_node_until_not_ready(lost)
         running.add_node(f"x{number}")
         running.settle()
         del running.nodes[lost]
@@ -173,8 +173,8 @@ def test_a_refused_coordinator_takes_one_incarnation(running: ModelCluster) -> N
 
 
 def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelCluster) -> None:
-    running.kill_node_not_ready("a")
-    running.kill_node_not_ready("b")
+    running.kill_node_until_not_ready("a")
+    running.kill_node_until_not_ready("b")
     running.settle()
     assert running.status()["recovery"]["history"][0]["mode"] == "Progressive"
     assert "BurstDetected" in running.event_reasons()
@@ -335,7 +335,7 @@ def test_a_deleted_topology_gets_no_pods_and_loses_dead_ones(
 ) -> None:
     running.delete("flights")
     on_a = {p.name for p in running.pods() if p.node == "a"}
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     actions = reconcile(running.snapshot(), running.now)
     assert {a.name for a in actions if isinstance(a, DeletePod)} == on_a
     assert all(isinstance(a, DeletePod) and a.grace_s == 0 for a in actions)
@@ -348,7 +348,7 @@ def test_a_terminating_pod_on_a_lost_node_is_ended_by_force(running: ModelCluste
     running.settle()
     assert victim.name in running.tasks(), "its node may still respond"
     assert f"{victim.name[:-1]}2" in running.tasks(), "and yet it is not waited for"
-    running.kill_node_not_ready("a")
+    running.kill_node_until_not_ready("a")
     running.settle()
     assert victim.name not in running.tasks()
 
@@ -399,7 +399,7 @@ def test_a_pod_refused_by_kubelets_is_retried_with_back_off(
     """No recovery begins for what never ran, and no other pod is planned again for it."""
     running.refused_by_kubelets = "storms"
     name = next(n for n, p in running.tasks().items() if p.segment_name == "storms")
-    running.kill_node_not_ready(running.tasks()[name].node or "")
+    running.kill_node_until_not_ready(running.tasks()[name].node or "")
     began = running.now
     while running.now - began < 600.0:
         running.settle()

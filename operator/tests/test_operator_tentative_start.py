@@ -79,7 +79,7 @@ def test_whole_queries_go_first() -> None:
 
 def test_parts_go_before_spare_replicas() -> None:
     spare = SpareReplica(pod("spare", 2, group="run", replica=1), priority=5)
-    waits = query("Q", 1, *NEEDS, paths=PATHS, reservation_is_over=True)
+    waits = query("Q", 1, *NEEDS, paths=PATHS, capacity_reservation_is_over=True)
     assert set(make_plan([waits], PODS, [spare], capacity(node("n", 3))).nodes) == {"left", "both"}
 
 
@@ -142,7 +142,7 @@ def test_after_the_loss_of_all_nodes_a_query_starts_in_part(
     cluster.settle()
     assert cluster.query_states() == {"q": "Live"}
     for name in "abc":
-        cluster.kill_node_not_ready(name)
+        cluster.kill_node_until_not_ready(name)
     cluster.pass_time(5.0)
     for name in "de":
         cluster.add_node(name, cpu_m=560, memory=1800 << 20)

@@ -167,7 +167,7 @@ class FakeApiServer:
                 "name": name,
                 "uid": f"uid of {name}",
                 "resourceVersion": "5",
-                "labels": {names.LABEL_OPERATOR_RELEASE: release},
+                "labels": {names.LABEL_OPERATOR_DEPLOYMENT: release},
             },
             "spec": {"nodeName": node},
             "status": {"startTime": "2026-01-01T00:00:00Z", "hostIP": host_ip, "podIP": pod_ip},

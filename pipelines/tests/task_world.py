@@ -166,7 +166,7 @@ class World:
         self.status = TaskStatus(
             REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: self.now
         )
-        self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+        self.status.step(TaskEvent.START_BEGUN)
         self.status.step(TaskEvent.STARTED)
         self.status.restored_from = state.epoch
         self.status.components = TaskComponents(self.log, self.inputs, self.sinks, self.saver)

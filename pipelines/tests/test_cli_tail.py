@@ -225,7 +225,7 @@ def test_after_an_edit_the_reader_goes_on_in_the_new_segment() -> None:
 
 
 def test_what_is_tentative_is_dropped_before_an_edited_query() -> None:
-    ticket = Ticket("q", cursor=Cursor(5, tentative=(5, 6)), tentative=True)
+    ticket = Ticket("q", cursor=Cursor(5, held=(5, 6)), tentative=True)
     replicas = Replicas(a=[received("TENTATIVE", 6, ticket=ticket)])
     reader = replicas.reader()
     list(reader.step())

@@ -269,19 +269,19 @@ def test_of_two_that_ask_the_lower_index_goes_first() -> None:
     low, high = Partners(0, present=True, lease_s=10), Partners(1, present=True, lease_s=10)
     low.asked(0.0)
     high.asked(0.0)
-    assert not low.requested(1, 10, corrects=False, now=0.1)
-    assert high.requested(0, 10, corrects=False, now=0.1)
+    assert not low.requested(1, 10, is_stabilizing=False, now=0.1)
+    assert high.requested(0, 10, is_stabilizing=False, now=0.1)
     assert high.permission(5.0) is Permission.WAIT
     assert high.permission(10.1) is Permission.ASK
 
 
 def test_a_replica_that_corrects_promises_nothing() -> None:
-    assert not Partners(1, present=True, lease_s=10).requested(0, 10, corrects=True, now=0.0)
+    assert not Partners(1, present=True, lease_s=10).requested(0, 10, is_stabilizing=True, now=0.0)
 
 
 def test_leases_are_void_when_the_partner_is_lost() -> None:
     partners = Partners(1, present=True, lease_s=10)
-    partners.requested(0, 10, corrects=False, now=0.0)
+    partners.requested(0, 10, is_stabilizing=False, now=0.0)
     partners.changed(False)
     assert partners.permission(0.1) is Permission.BEGIN
 
@@ -289,7 +289,7 @@ def test_leases_are_void_when_the_partner_is_lost() -> None:
 def test_a_promise_is_kept_at_least_as_long_as_it_is_relied_on() -> None:
     asking, asked = Partners(0, present=True, lease_s=10), Partners(1, present=True, lease_s=10)
     asking.asked(0.0)
-    asked.requested(0, 10, corrects=False, now=0.3)
+    asked.requested(0, 10, is_stabilizing=False, now=0.3)
     asking.promised(10)
     assert asked.permission(10.0) is Permission.WAIT
     assert not asking.served(10.0)

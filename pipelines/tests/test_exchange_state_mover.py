@@ -192,9 +192,9 @@ def test_a_newer_session_of_the_slot_ends_the_older_one() -> None:
 
 def test_an_older_incarnation_is_refused() -> None:
     core = sending_donor()
-    fenced = Session(SLOT, 1, SessionVersion(9, 9))
-    assert core.step(offer_request(fenced), 0.0) == [
-        d.Reply(Refusal(fenced, RefusalReason.SUPERSEDED))
+    of_older_incarnation = Session(SLOT, 1, SessionVersion(9, 9))
+    assert core.step(offer_request(of_older_incarnation), 0.0) == [
+        d.Reply(Refusal(of_older_incarnation, RefusalReason.SUPERSEDED))
     ]
 
 

@@ -16,7 +16,7 @@ STORED = {
     "WATCHDOG_EVENT_REPORTER": "rekindle.dev/watchdog",
     "LABEL_TOPOLOGY": "rekindle.dev/topology",
     "LABEL_GENERATION": "rekindle.dev/generation",
-    "LABEL_OPERATOR_RELEASE": "rekindle.dev/operator",
+    "LABEL_OPERATOR_DEPLOYMENT": "rekindle.dev/operator",
     "LABEL_ROLE": "rekindle.dev/role",
     "LABEL_SEGMENT": "rekindle.dev/segment",
     "LABEL_SEGMENT_NAME": "rekindle.dev/segment-name",

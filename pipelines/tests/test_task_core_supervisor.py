@@ -200,7 +200,7 @@ def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
 def test_a_task_whose_results_differ_each_time_stays() -> None:
     """Its next boot would only fail again: it stays until it has to stop or to compute again."""
     process = play(["restore", "start", "fail_permanently", "report", "pass_time", "pass_time"])
-    assert process.core.phase is ProcessPhase.FAILED_REPORTED
+    assert process.core.phase is ProcessPhase.FAILED_PERMANENTLY
     process.recompute()
     assert process.core.ended
 

@@ -24,7 +24,7 @@ def run(events: list[TaskEvent]) -> PhaseMachine:
 def test_a_task_goes_from_waiting_to_live() -> None:
     machine = PhaseMachine()
     seen = []
-    for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
+    for event in (TaskEvent.START_BEGUN, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
         machine.step(event)
         seen.append(machine.phase)
     assert seen == [TaskPhase.RESTORING, TaskPhase.CATCHING_UP, TaskPhase.LIVE]
@@ -76,7 +76,7 @@ def test_every_phase_can_be_reached() -> None:
 
 def test_an_invalid_event_quotes_the_transitions_before_it() -> None:
     machine = PhaseMachine()
-    machine.step(TaskEvent.RESTORE_POINT_RECEIVED)
+    machine.step(TaskEvent.START_BEGUN)
     with pytest.raises(
         InvalidTransition, match="transitions before: Waiting: restore point received"
     ):

@@ -170,7 +170,7 @@ def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int
 def test_probes_follow_the_phase(control: ControlServer, status: TaskStatus) -> None:
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
-    for event in (TaskEvent.RESTORE_POINT_RECEIVED, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
+    for event in (TaskEvent.START_BEGUN, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
         status.step(event)
     assert ask(control, "/readyz")[0] == 200
 

@@ -39,7 +39,9 @@ logger = logging.getLogger(__name__)
 class Outcome(Enum):
     DONE = auto()
     FAILED = auto()  # retried after its back-off
-    POD_NOT_CREATED = auto()  # its back-off is in the cache; retried once after `CLEAN_UP`
+    POD_NOT_CREATED = (
+        auto()
+    )  # its back-off is that of the uncreated pod; retried once after `CLEAN_UP`
 
 
 @dataclass(slots=True)

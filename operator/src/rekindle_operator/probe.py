@@ -1,5 +1,5 @@
 """Health probes of kubelets and pods: the I/O around `recovery.kubelets` and
-`recovery.late_reports`.
+`recovery.late_reports` (pods are probed when no coordinator reports on their tasks).
 
 A pod is probed with a request for its /livez; any response counts. A kubelet is probed with a TLS
 handshake, which needs no permission in the cluster. The kernel of a frozen process accepts a
@@ -47,7 +47,7 @@ class HealthProber:
             try:
                 asyncio.run(self.probe_forever())
             except Exception:
-                logger.exception("probing kubelets failed; trying again")
+                logger.exception("probing kubelets and pods failed; trying again")
                 time.sleep(1.0)
 
     async def probe_forever(self) -> None:
@@ -95,7 +95,7 @@ def start_due_probes(
         probes.reset_after_pause(now)
     cluster.pod_probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
     local = {node.uid for node in snapshot.nodes if node.name == snapshot.own_node}
-    cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes}, local)
+    cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes}, local=local)
     pods = pods_to_probe(snapshot, cluster.pod_probes.busy(now), now, timing)
     nodes = kubelets_to_probe(snapshot, cluster.kubelet_probes.busy(now), now, timing)
     for pod in pods:

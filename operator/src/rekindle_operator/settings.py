@@ -76,7 +76,7 @@ class Settings:
     namespace: str | None = None  # None: all namespaces
     probe_kubelets: bool = True
     own_node: str = ""  # the node of this replica
-    # Value of the label of the pods of its peers (`LABEL_OPERATOR_RELEASE`): the name of their
+    # Value of the label of the pods of its peers (`LABEL_OPERATOR_DEPLOYMENT`): the name of their
     # Deployment, as `Election.deployment`.
     # Empty: lost peers are not replaced.
     helm_release: str = ""

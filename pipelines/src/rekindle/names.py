@@ -25,7 +25,7 @@ OWN_PREFIX = f"{GROUP}/"  # of all labels and annotations that follow
 
 LABEL_TOPOLOGY = f"{GROUP}/topology"
 LABEL_GENERATION = f"{GROUP}/generation"
-LABEL_OPERATOR_RELEASE = f"{GROUP}/operator"  # of the operator's own pods: its Deployment
+LABEL_OPERATOR_DEPLOYMENT = f"{GROUP}/operator"  # of the operator's own pods: its Deployment
 LABEL_ROLE = f"{GROUP}/role"
 LABEL_SEGMENT = f"{GROUP}/segment"
 LABEL_SEGMENT_NAME = f"{GROUP}/segment-name"

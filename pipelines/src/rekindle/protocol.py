@@ -184,7 +184,7 @@ class PollRequest(_Versioned):
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # disputed epochs: respond with their digests too
-    disputed_digest: str | None = None  # in which digest they differ: chained, digest or state
+    disputed_digest: str | None = None  # which differ: "chained", "digest" (of an epoch) or "state"
     partner: Partner | None = None  # if it serves; only for tasks whose output may be tentative
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log

@@ -186,7 +186,7 @@ class Cluster(ABC):
             "-n",
             self.operator_namespace,
             "-l",
-            names.LABEL_OPERATOR_RELEASE,
+            names.LABEL_OPERATOR_DEPLOYMENT,
             "--tail=20",
             "--prefix",
         )
@@ -245,7 +245,7 @@ class Cluster(ABC):
         return self.pods(f"{names.LABEL_TOPOLOGY}={topology},{names.LABEL_ROLE}={names.ROLE_TASK}")
 
     def operator_pods(self) -> list[Any]:
-        selector = names.LABEL_OPERATOR_RELEASE
+        selector = names.LABEL_OPERATOR_DEPLOYMENT
         pods = self.core.list_namespaced_pod(self.operator_namespace, label_selector=selector)
         return list(pods.items)
 

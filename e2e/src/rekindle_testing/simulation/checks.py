@@ -177,8 +177,8 @@ class Checks:
         if saved is None:
             return  # `check_retention` looks for those that are gone
         checks = self.wrong_result_checks
-        is_protected = checks is None or checks.is_protected(partition)
-        is_right = self._is_expected if is_protected else self._is_explained
+        must_be_right = checks is None or checks.must_be_right(partition)
+        is_right = self._is_expected if must_be_right else self._is_explained
         if saved.epoch != ref.epoch or not is_right(partition, saved):
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
 

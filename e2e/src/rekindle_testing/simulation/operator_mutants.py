@@ -57,11 +57,11 @@ def _nothing_uses_capacity(measure_capacity: Any) -> Any:
     return wrong
 
 
-def _forgets_waiting(with_candidates: Any) -> Any:
+def _forgets_waiting(with_pods_to_place: Any) -> Any:
     """The plan leaves out pods that were gated for a while."""
 
     def wrong(plan_input: Any) -> Any:
-        found, now = with_candidates(plan_input), plan_input.context.pass_inputs.now
+        found, now = with_pods_to_place(plan_input), plan_input.context.pass_inputs.now
         waits = {
             key: candidate
             for key, candidate in found.candidates.items()
@@ -84,7 +84,7 @@ def _acts_in_any_term(may_act: Any) -> Any:
     return lambda self: True
 
 
-def _impatient_with_coordinators(is_silent: Any) -> Any:
+def _impatient_with_coordinators(why_silent: Any) -> Any:
     """A coordinator is replaced if it missed one renewal."""
 
     def wrong(context: Any, pod: Any, lease: Any) -> str:
@@ -93,7 +93,7 @@ def _impatient_with_coordinators(is_silent: Any) -> Any:
             and lease.holder == str(pod.incarnation)
             and context.pass_inputs.now - lease.seen_at > 1.0
         )
-        return "it is late" if is_late else str(is_silent(context, pod, lease))
+        return "it is late" if is_late else str(why_silent(context, pod, lease))
 
     return wrong
 
@@ -125,7 +125,7 @@ OPERATOR_MUTANTS: Mapping[str, Mutant] = {
     "the operator's Lease is taken at once": replaced(Candidate, "_is_free", _takes_lease_at_once),
     "a replica acts after its term": replaced(Leader, "may_act", _acts_in_any_term),
     "a coordinator is replaced for one late renewal": replaced(
-        coordinator, "_is_silent", _impatient_with_coordinators
+        coordinator, "_why_silent", _impatient_with_coordinators
     ),
     "a node that is not Ready is lost": replaced(losses, "assess_unready", _not_ready_is_lost),
     "a coordinator stays until its pod is gone": replaced(

@@ -25,7 +25,7 @@ from rekindle_testing.simulation.surroundings import Surroundings
 if TYPE_CHECKING:
     from rekindle_testing.simulation.task import TaskProcess
 
-_DEADLINE_S = 3.0
+_TIMEOUT_S = 3.0
 
 
 class SinkCalls:
@@ -39,8 +39,8 @@ class SinkCalls:
 
     def call(self, effect: CallSink) -> None:
         match effect.call:
-            case OpenSink(after, compares):
-                self._open(effect.assigned, after, compares)
+            case OpenSink(after, read_first_epoch):
+                self._open(effect.assigned, after, read_first_epoch)
             case WriteEpochs(from_epoch):
                 self._write(effect.assigned, from_epoch)
             case CheckConflicts():
@@ -60,7 +60,7 @@ class SinkCalls:
 
         sinks = self._around.sinks
         request = partial(sinks.last, assigned.query, self._task.partition, after)
-        self._around.network.call(self._task.process, SINKS, request, ended, _DEADLINE_S)
+        self._around.network.call(self._task.process, SINKS, request, ended, _TIMEOUT_S)
 
     def _write(self, assigned: SinkAssignment, epoch: int) -> None:
         """Write an epoch, then the next one, as long as there is one."""
@@ -96,7 +96,7 @@ class SinkCalls:
                 self._report(assigned, EpochWritten(epoch, self._conflict(query)))
                 self._write(assigned, epoch + 1)
 
-        self._around.network.call(task.process, SINKS, write, ended, _DEADLINE_S)
+        self._around.network.call(task.process, SINKS, write, ended, _TIMEOUT_S)
 
     def _check_conflicts(self, assigned: SinkAssignment) -> None:
         """Write each epoch whose file is gone."""
@@ -122,7 +122,7 @@ class SinkCalls:
             else:
                 self._report(assigned, ConflictsChecked(self._conflict(query)))
 
-        self._around.network.call(task.process, SINKS, write, ended, _DEADLINE_S)
+        self._around.network.call(task.process, SINKS, write, ended, _TIMEOUT_S)
 
     def _conflict(self, query: str) -> str | None:
         found = self._conflicts[query]

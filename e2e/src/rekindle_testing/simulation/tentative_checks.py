@@ -58,7 +58,8 @@ class TentativeChecks:
         self._partner: object = None
         self._request: Postponement | None = None
         self._suspended_ticks = 0
-        # The newest attempt, and the state after its last epoch, as its output (`values`).
+        # The newest attempt, and the state after its last epoch, which is also its output
+        # (`values`).
         self._newest_branch: tuple[int, str] = (0, "")
         # For the check that results come in time. `_exempt_at`: when that was last not promised.
         self._arrivals: dict[int, float] = {}
@@ -166,9 +167,9 @@ class TentativeChecks:
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
             self._fail_if("I3", f"{ignored} have stable output, and others are read")
-        left_out = self.branches.tentative_epoch
-        if left_out is not None and not self.branches.may_be_tentative:
-            self._note_output(left_out)  # it could not be processed; its stable result comes later
+        begun = self.branches.tentative_epoch
+        if begun is not None and not self.branches.may_be_tentative:
+            self._note_output(begun)  # it could not be processed; its stable result comes later
         if self._is_exempt():
             self._exempt_at, self._catching_up = now, True
         self._ticked_at = now
@@ -188,7 +189,7 @@ class TentativeChecks:
 
     def _is_exempt(self) -> bool:
         """Whether nobody promises that results come in time: the task was not Live yet, its engine
-        is slow or down, it is frozen, or the policy does not."""
+        is slow or down, it is frozen, or it suspends new input."""
         now, parts = self.now, self._task.core.parts
         if self._task.pod.slow:
             self._slow_until = now + _SLOW_CALL_S

@@ -110,7 +110,7 @@ class WrongResultChecks:
         if pod.boot is not None and partition in self._faulty:
             self._wrong_boots[pod.boot.core.status.boot_id] = pod
 
-    def is_protected(self, partition: Partition) -> bool:
+    def must_be_right(self, partition: Partition) -> bool:
         """Whether nothing wrong may be committed of a partition."""
         return partition not in self.may_stay_wrong
 
@@ -415,11 +415,11 @@ class WrongResultChecks:
             return []
         found = []
         for slot, pod in self._cluster.pods.items():
-            if self.is_protected(partition_of(slot)) and self._is_wrong(pod):
+            if self.must_be_right(partition_of(slot)) and self._is_wrong(pod):
                 found.append(f"results of {slot.key} are wrong")
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected
         for (query, partition), files in sinks.files.items():
-            if self.is_protected(partition):
+            if self.must_be_right(partition):
                 wrong = [
                     e
                     for e, value in files.items()

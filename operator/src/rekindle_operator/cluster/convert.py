@@ -109,7 +109,7 @@ def pod_view(raw: Json) -> PodView:
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
         ip=str(status.get("podIP") or ""),
-        helm_release=labels.get(names.LABEL_OPERATOR_RELEASE, ""),
+        helm_release=labels.get(names.LABEL_OPERATOR_DEPLOYMENT, ""),
         image=annotations.get(names.ANNOTATION_IMAGE) or _image(spec),
         slot=_slot(labels),
         segment_name=labels.get(names.LABEL_SEGMENT_NAME, ""),

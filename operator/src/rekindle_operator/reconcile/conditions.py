@@ -176,7 +176,7 @@ def _default_image_conflicts(context: ReconcileContext) -> bool:
     if not context.report.fence:  # no coordinator has reported yet
         return False
     running = context.report.stream_protocol
-    return incompatible(Versions(running, running), STREAM_VERSIONS) is not None
+    return incompatible(Versions(protocol=running, oldest=running), STREAM_VERSIONS) is not None
 
 
 def _older_crd(context: ReconcileContext) -> Iterator[str]:

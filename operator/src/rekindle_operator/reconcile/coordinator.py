@@ -188,7 +188,7 @@ def _working_meanwhile(
     pass_inputs, holder = context.pass_inputs, _holder(pods, lease)
     if holder is None or newest is None or lease is None:
         return None
-    if _pod_lost(context, holder) or _is_silent(context, holder, lease):
+    if _pod_lost(context, holder) or _why_silent(context, holder, lease):
         return None
     if holder is newest:
         ref = IncarnationRef(
@@ -230,8 +230,8 @@ def _why_replaced(
     return (
         _pod_lost(context, newest)
         or _never_accepted(context, newest)
-        or _is_silent(context, newest, lease)
-        or _is_unscheduled(context, newest)
+        or _why_silent(context, newest, lease)
+        or _why_unscheduled(context, newest)
         or (_OTHER_IMAGE if is_replaced_by_roll(context, newest) else "")
         or (_DRAINED if _is_drained(context, newest) else "")
     )
@@ -259,7 +259,7 @@ def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
     return ""
 
 
-def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None) -> str:
+def _why_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None) -> str:
     """All ages are by this operator's clock."""
     snapshot, now, timing = (
         context.pass_inputs.snapshot,
@@ -286,7 +286,7 @@ def _is_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None)
     return ""
 
 
-def _is_unscheduled(context: ReconcileContext, pod: PodView) -> str:
+def _why_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     """A pod that would be made the same again waits: the scheduler keeps trying."""
     assert context.running is not None
     pass_inputs = context.pass_inputs

@@ -148,7 +148,7 @@ def _add_whole_topology(
                 key=(plan_input.context.view.key, ""),
                 priority=sum(_priority(plan_input, q) for q in queries),
                 needs=frozenset(needs),
-                reservation_is_over=_spares_may_go_first(plan_input, candidates),
+                capacity_reservation_is_over=_spares_may_go_first(plan_input, candidates),
             )
         )
     successors = (c for c in plan_input.candidates.values() if c.state.is_successor)
@@ -176,12 +176,14 @@ def _add_queries(
     for query in topology.spec.queries:
         if needs := _partitions(plan_input, query) & set(first_replicas):
             priority = _priority(plan_input, query)
-            reservation_is_over = _spares_may_go_first(
+            capacity_reservation_is_over = _spares_may_go_first(
                 plan_input, (first_replicas[key] for key in needs)
             )
             name = (plan_input.context.view.key, query.name)
             paths = _paths(plan_input, query, needs)
-            down.append(DownQuery(name, priority, frozenset(needs), reservation_is_over, paths))
+            down.append(
+                DownQuery(name, priority, frozenset(needs), capacity_reservation_is_over, paths)
+            )
     first_replica_keys = {c.to_place.key for c in first_replicas.values()}
     further = (
         c for c in plan_input.candidates.values() if c.to_place.key not in first_replica_keys

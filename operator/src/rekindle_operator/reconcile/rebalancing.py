@@ -3,8 +3,9 @@ Pure.
 
 After a loss tasks are packed tightly on the nodes that are left, and stay so when nodes come back.
 So while nothing is wrong with a topology, one task at a time moves to an emptier node, as tasks on
-a cordoned node do (`moves`). Which one is in `recovery.balance`. A move in progress is in the
-cluster alone: its successor names the pod that it is to replace, and requires the target node.
+a cordoned node do (`moves`). Which one is in `recovery.balance`. The next
+leader finds a move in progress in its successor, which names the pod that it is to replace and
+requires the target node.
 
 Design: docs/design/planned-moves.md#moves-to-emptier-nodes.
 """

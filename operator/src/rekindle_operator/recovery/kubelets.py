@@ -5,8 +5,9 @@ Together with the node's kubelet it does, if that used to respond to the operato
 A kubelet counts as silent only when another one has responded to a later probe: an operator that
 gets no response at all is itself isolated, and one that is too slow to read one response has not
 read the other either. The kubelet of the operator's own node proves nothing: no network is between
-them. All times are those at which a probe was sent. *Provably unanswered since* is as *unanswered
-since*, but None until there is a probe after all timers were reset.
+them. Times are those at which probes were sent. `unanswered_probe_since` is as `unanswered_since`,
+but None until there is a probe after all timers were reset, because the operator was paused or
+isolated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Set
 from math import inf
 
 from rekindle_operator.cluster.model import NodeView, ProbeResults, Snapshot
-from rekindle_operator.recovery.late_reports import nodes_with_late_reports
+from rekindle_operator.recovery.late_reports import nodes_of_late_reports
 from rekindle_operator.settings import Timing
 
 _CONTROLS = 3  # other kubelets that are probed for comparison
@@ -98,7 +99,7 @@ def kubelets_to_probe(
     silent = snapshot.reported_silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
     suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
-    suspects |= nodes_with_late_reports(snapshot, now, timing)
+    suspects |= nodes_of_late_reports(snapshot, now, timing)
     urgent = [n for n in free if n.name in suspects]
     urgent += [n for n in free if n.name in occupied and _has_unanswered(n, snapshot, now, timing)]
     routine = [

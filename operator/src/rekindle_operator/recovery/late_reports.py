@@ -19,7 +19,7 @@ from rekindle_operator.settings import Timing
 _MAX_AT_ONCE = 32  # probes that one round of the probing loop sends
 
 
-def nodes_with_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+def nodes_of_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Nodes with pods of a topology whose report is late."""
     late = {uid for uid, at in snapshot.report_times.items() if now - at >= timing.report_late_s}
     if not late:
@@ -31,7 +31,7 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     """One of each node at intervals; at every tick those that no coordinator reports on, and those
     with an unanswered probe. If that is unanswered for a while, also the others of its node, one
     after another: its container may be what has ended. `busy`: uids that were probed just now."""
-    urgent = nodes_with_late_reports(snapshot, now, timing)
+    urgent = nodes_of_late_reports(snapshot, now, timing)
     preference = partial(_preference, snapshot=snapshot, now=now, timing=timing)
     chosen: dict[str, PodView] = {}
     for pod in snapshot.pods:
@@ -87,7 +87,7 @@ def silent_by_own_probes(
     """Nodes whose kubelet and whose pod are silent. Times of responses are those of the probes that
     got them."""
     operator_nodes = {p.node for p in snapshot.pods if p.node and p.helm_release}
-    suspects = (nodes_with_late_reports(snapshot, now, timing) | operator_nodes) & silent_kubelets
+    suspects = (nodes_of_late_reports(snapshot, now, timing) | operator_nodes) & silent_kubelets
     if not suspects:
         return frozenset()
     last_response_at = _last_response_at(snapshot)

@@ -33,7 +33,7 @@ class DownQuery:
     key: tuple[str, str]  # topology "namespace/name", query ("" for all of them together)
     priority: int
     needs: frozenset[str]
-    reservation_is_over: bool = False  # it has waited so long; nothing is reserved for it
+    capacity_reservation_is_over: bool = False  # it has waited so long; nothing is reserved for it
     paths: tuple[frozenset[str], ...] = ()
 
 
@@ -92,7 +92,7 @@ def make_plan(
     else:
         order, waiting, placement = _best_greedy(queries, pods, capacity)
     over = frozenset(q.key for q in waiting if not _is_within_shares(q, pods, placement))
-    reserving = [q for q in waiting if q.key not in over and not q.reservation_is_over]
+    reserving = [q for q in waiting if q.key not in over and not q.capacity_reservation_is_over]
     missing = {n for q in reserving if _lacks_only_capacity(q, pods, capacity) for n in q.needs}
     met = {need for q in queries if q not in waiting for need in q.needs}
     may_be_next = [q for q in waiting if q.key not in over]

@@ -155,7 +155,9 @@ class Watchdog:
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
-        matches = [one.get(names.LABEL_OPERATOR_RELEASE) == settings.helm_release for one in labels]
+        matches = [
+            one.get(names.LABEL_OPERATOR_DEPLOYMENT) == settings.helm_release for one in labels
+        ]
         pods = with_reused_host_ips(read_pod(item) for item in items)
         operator_pods = [pod for pod, match in zip(pods, matches, strict=True) if match]
         return operator_pods, hosts - {"", settings.own_host}

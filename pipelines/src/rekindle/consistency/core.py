@@ -187,8 +187,10 @@ class ConsistencyCore:
                 self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
                 self._tentative_processed(attempt, epoch, now)
             case PostponementRequested(replica, lease_s):
-                corrects = self.state is ConsistencyState.STABILIZATION and not self._caught_up()
-                promised = self._partners.requested(replica, lease_s, corrects, now)
+                is_stabilizing = (
+                    self.state is ConsistencyState.STABILIZATION and not self._caught_up()
+                )
+                promised = self._partners.requested(replica, lease_s, is_stabilizing, now)
                 self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
                 return [AnswerPartner(promised, lease_s)]
             case PromiseEnded():

@@ -67,11 +67,11 @@ class Partners:
         times = [self._serving_until, self._served_until, self._retry_at, self._renew_at()]
         return [*times, self._asked_at + ANSWER_S] if self._asked_at is not None else times
 
-    def requested(self, by: int, lease_s: float, corrects: bool, now: float) -> bool:
-        """The partner `by` asks. Returns whether this replica promises to serve; `corrects`:
-        whether it has epochs to correct, so that its new input waits."""
+    def requested(self, by: int, lease_s: float, is_stabilizing: bool, now: float) -> bool:
+        """The partner `by` asks. Returns whether this replica promises to serve; `is_stabilizing`:
+        whether it corrects epochs already, and its new input waits until that is done."""
         goes_first = self._asked_at is not None and self._replica < by
-        if corrects or goes_first:
+        if is_stabilizing or goes_first:
             return False
         self._asked_at = None
         self._serving_until = max(self._serving_until, now + lease_s)

@@ -26,20 +26,20 @@ class Control(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """`next_stable`: the next stable epoch. `tentative`: the lowest and the highest tentative epoch
+    """`next_stable`: the next stable epoch. `held`: the lowest and the highest tentative epoch
     that the reader holds, both at `next_stable` or above; None: it holds none. `correcting`: the
     highest epoch that it has dropped and not got again; NO_EPOCH: none."""
 
     next_stable: int
-    tentative: tuple[int, int] | None = None
+    held: tuple[int, int] | None = None
     correcting: int = NO_EPOCH
 
     def before_stable(self, epoch: int) -> tuple[list[Control], Cursor]:
         """What the reader has to get before the stable version of an epoch, and the cursor after
         that."""
-        if self.tentative is None or epoch < self.tentative[0]:
+        if self.held is None or epoch < self.held[0]:
             return [], self
-        return self.undo(self.tentative[0])
+        return self.undo(self.held[0])
 
     def after_stable(self, epoch: int) -> Cursor:
         """The reader has got the stable version of an epoch, which is the next one."""
@@ -54,23 +54,21 @@ class Cursor:
 
     def first_tentative(self, epoch: int) -> int:
         """Of tentative epochs in order that begin with `epoch`, the first that the reader lacks."""
-        return max(
-            epoch, self.next_stable, NO_EPOCH if self.tentative is None else self.tentative[1] + 1
-        )
+        return max(epoch, self.next_stable, NO_EPOCH if self.held is None else self.held[1] + 1)
 
     def after_tentative(self, epoch: int) -> Cursor:
         """The reader has got a tentative epoch."""
-        lowest = epoch if self.tentative is None else self.tentative[0]
-        return replace(self, tentative=(lowest, epoch))
+        lowest = epoch if self.held is None else self.held[0]
+        return replace(self, held=(lowest, epoch))
 
     def undo(self, from_epoch: int) -> tuple[list[Control], Cursor]:
         """The reader drops the tentative epochs from `from_epoch` on, if it holds any."""
-        if self.tentative is None or self.tentative[1] < from_epoch:
+        if self.held is None or self.held[1] < from_epoch:
             return [], self
-        lowest, highest = self.tentative
+        lowest, highest = self.held
         first = max(from_epoch, lowest)
         held = (lowest, first - 1) if first > lowest else None
-        moved = replace(self, tentative=held, correcting=max(self.correcting, highest))
+        moved = replace(self, held=held, correcting=max(self.correcting, highest))
         return [Control(BatchKind.UNDO, first)], moved
 
     def reconciliation_done(self) -> tuple[list[Control], Cursor]:

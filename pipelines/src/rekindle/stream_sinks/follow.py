@@ -172,8 +172,8 @@ class PartitionReader:
         ticket = parse_ticket(self._ticket.encode())
         cursor = ticket.cursor or Cursor(oldest)
         undone = None
-        if cursor.tentative is not None:
-            undone = cursor.tentative[0]
+        if cursor.held is not None:
+            undone = cursor.held[0]
             _, cursor = cursor.undo(undone)
         ticket = replace(ticket, cursor=replace(cursor, next_stable=oldest), at=None)
         self._ticket, self._read_segment = ticket.encode(), self._found.segment
@@ -207,7 +207,7 @@ class _Readers:
         self._segment: str | None = None  # that of the first replicas found
 
     def follow(self) -> Iterator[Followed]:
-        self._start_through(1, self._ticket)
+        self._start_first(1, self._ticket)
         while True:
             try:
                 # Not for ever: a signal that a thread of gRPC takes, or that comes just before the
@@ -219,7 +219,7 @@ class _Readers:
                 raise item
             yield item
 
-    def _start_through(self, partitions: int, ticket: Ticket) -> None:
+    def _start_first(self, partitions: int, ticket: Ticket) -> None:
         with self._lock:
             missing = set(range(partitions)) - self._partitions
             self._partitions |= missing
@@ -234,7 +234,7 @@ class _Readers:
             self._segment = self._segment or found.segment
             is_first = found.segment == self._segment
         # Partitions that an edit has added begin with what they keep.
-        self._start_through(
+        self._start_first(
             found.partitions, self._ticket if is_first else replace(self._ticket, cursor=None)
         )
         return found

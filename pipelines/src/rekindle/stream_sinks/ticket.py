@@ -60,8 +60,8 @@ class Ticket:
             message["wait_s"] = self.wait_s
         if self.at is not None:
             message["at"] = [self.at.boot, self.at.span, self.at.epoch]
-        if self.cursor is not None and self.cursor.tentative is not None:
-            message["held"] = list(self.cursor.tentative)
+        if self.cursor is not None and self.cursor.held is not None:
+            message["held"] = list(self.cursor.held)
         if self.cursor is not None and self.cursor.correcting != NO_EPOCH:
             message["correcting"] = self.cursor.correcting
         return json.dumps(message)

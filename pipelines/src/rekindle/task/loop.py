@@ -1,7 +1,7 @@
 """The I/O around `LoopCore`: takes epochs from the inputs, runs them through the chain, and appends
 the results to the output log.
 
-Once an epoch is in the log, sinks and readers may read it. Independent of clock, network and Spark.
+Once an epoch is in the log, sinks and readers may read it. Independent of network and Spark.
 
 Design: docs/design/task.md#epoch-loop, docs/design/engine.md#calls.
 """

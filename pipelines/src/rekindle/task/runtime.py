@@ -196,7 +196,7 @@ class TaskRuntime:
             time.sleep(TICK_S)
         failed_before = self._core.phase in (
             ProcessPhase.FAILED_UNREPORTED,
-            ProcessPhase.FAILED_REPORTED,
+            ProcessPhase.FAILED_PERMANENTLY,
         )
         if not failed_before and not self._failed:  # only once: it may raise in each tick
             self._find_failure()
@@ -250,7 +250,7 @@ class TaskRuntime:
         if self.status.phase is TaskPhase.LIVE:
             branched.allow_tentative()
         else:
-            branched.check_heads()
+            branched.check_heads()  # an input that was never heard of may be missing
         branched.report(self.status)
 
     def _update_fetched(self, running: Running) -> None:
@@ -289,13 +289,13 @@ class TaskRuntime:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
                 self.status.restoring = restore.object
-                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self.status.step(TaskEvent.START_BEGUN)
                 self._startup.begin(restore)
                 self._newcomer.stop()
             case StartMoved(epoch):
                 assert self._newcomer.installed is not None
                 self.status.restored_from = self.status.moved_through = epoch
-                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self.status.step(TaskEvent.START_BEGUN)
                 self._startup.begin_moved(self._newcomer.installed)
                 self._newcomer.installed = None  # it would keep runs that the task drops later
                 self._newcomer.stop()
@@ -360,6 +360,7 @@ class TaskRuntime:
             saver.state_incomplete()
         call_size_file = CallSizeFile(self._config.data)
         if self._startup.fetch is not None:
+            # A kill while a call waits for state says nothing about the call's size.
             self._startup.fetch.during_wait = call_size_file.during_wait
         loop = EpochLoop(
             chain=started.chain,

@@ -83,7 +83,7 @@ class Containment:
         self._generation = generation
         if before is not None:
             written = {p for u in self._untrusted for p in (u, *downstream(before, u))}
-            self._untrusted = {successor for p in written for successor in self._successors(p)}
+            self._untrusted = {now for p in written for now in self._with_operators_of(p)}
 
     def forget(self, slot: Slot) -> None:
         """The slot's task ended or was replaced."""
@@ -281,7 +281,7 @@ class Containment:
         if graph is None:
             return
         for untrusted in self.comparison.take_untrusted():
-            self._untrusted.update(self._successors(untrusted.partition))
+            self._untrusted.update(self._with_operators_of(untrusted.partition))
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
                 committer.withhold(partition, untrusted.after)
@@ -292,7 +292,7 @@ class Containment:
                 self.comparison.input_was_wrong(reader, found)
         self.update(graph)
 
-    def _successors(self, partition: Partition) -> list[Partition]:
+    def _with_operators_of(self, partition: Partition) -> list[Partition]:
         """Partitions of the generation that have some of its operators: itself, or those into
         which an edit has fused them. Their sinks go on with its files."""
         if self._generation is None:

@@ -196,12 +196,13 @@ class Committer:
         return [ReadNewestManifest()]
 
     def entries_refused(self, objects: Sequence[str], message: str, now: float) -> list[Effect]:
-        """Their replicas have to save again; until then, the partitions keep their old entries."""
+        """These entries cannot be read, or lack objects: no manifest was written. Their replicas
+        have to save again; until then, the partitions keep their old entries."""
         self._refused |= set(objects)
         self._drop_unusable()
         return self._retry_later(CommitEvent.ENTRIES_REFUSED, message, now)
 
-    def forget_refused(self, reported: AbstractSet[str]) -> None:
+    def keep_refusals_of(self, reported: AbstractSet[str]) -> None:
         """Keep only the refusals of entries that tasks report, or that are in the newest manifest.
         Other entries are not reported again: a task reports its entry until it is refused or
         superseded, and no name is used twice."""

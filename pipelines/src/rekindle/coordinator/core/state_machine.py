@@ -175,7 +175,7 @@ class Coordinator:
             case ManifestWritten(manifest=manifest):
                 self._pacer.mark_urgent()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
-                self.committer.forget_refused(self.membership.reported_entries())
+                self.committer.keep_refusals_of(self.membership.reported_entries())
                 self._update_derived()
                 # At once, since the next manifest may be in flight before any task responds again.
                 return effects + [e for t in self.membership for e in self._assign_restore(t)]
@@ -258,6 +258,7 @@ class Coordinator:
         if (
             self.containment.keep_contained(slot, response, *context)
             or self.containment.contradicted(slot, response, *context)
+            # Results of mixed engines are not compared, but a task may be trusted again.
             or (mixed and self.containment.boot_observed(slot, response, self.membership))
             or (not mixed and self.containment.observed(slot, response, *context))
         ):
@@ -282,7 +283,7 @@ class Coordinator:
         be unrestorable it waits for a replica that saves one. A task that may get its state from a
         partner gets none before that has failed (docs/design/state-movement.md).
         """
-        manifest = self.committer.settled_manifest
+        manifest = self.committer.settled_manifest  # None while a newer one may be in flight
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
@@ -313,7 +314,7 @@ class Coordinator:
     def _generation_seen(self, generation: Generation, now: float) -> list[Effect]:
         if self._generation is None or generation.number > self._generation.number:
             self._generation = generation
-            self.containment.configured(generation, self._graph)
+            self.containment.configured(generation, before=self._graph)
             self._graph = build_graph(generation.topology)
             self._heads.keep(self._graph.inputs)
             self._obsolete_since = now

@@ -41,9 +41,10 @@ class MovementLimits:
 @dataclass(slots=True)
 class Movement:
     """One boot of a newcomer. `known_since`: when the coordinator first observed it. `abandoned`:
-    it must not start from sessions up to this version. `needed`: the first epoch that all
-    upstream replicas hold; None before they have confirmed. `failed`: donors of
-    earlier attempts. `reason`: why the last attempt was given up."""
+    it must not start from sessions up to this version. `needed`: the first epoch that all upstream
+    replicas hold; None before they have confirmed. `failed`: donors of earlier attempts. `reason`:
+    why the last attempt was given up. `attempts`: of the slot, with those of earlier boots that
+    never were Live."""
 
     replica: Replica
     boot: str

@@ -29,7 +29,7 @@ from pyspark.util import _load_from_socket
 
 from rekindle.engine.spark.plans import (
     ORDER_PRESERVING_CLASSES,
-    HashAggregation,
+    AggregationOrder,
     class_name,
     each,
     operators,
@@ -158,8 +158,8 @@ class PlannedQuery:
         self._empty_values = {name: found[0].values() for name, found in partitions.items()}
 
     @cached_property
-    def hash_aggregation(self) -> HashAggregation:
-        return HashAggregation(self._plan)
+    def aggregation_order(self) -> AggregationOrder:
+        return AggregationOrder(self._plan)
 
     def run(self, views: Mapping[str, pa.Table]) -> pa.Table:
         """`views`: a table for each view, with the planned schema. Raises what Spark and Py4J

@@ -44,7 +44,7 @@ def class_name(operator: JavaObject) -> str:
     return str(operator.getClass().getSimpleName())
 
 
-class HashAggregation:
+class AggregationOrder:
     """Detects whether a plan aggregated its rows in order.
 
     Hash aggregation processes its input in order until its map is full. Then it falls back to

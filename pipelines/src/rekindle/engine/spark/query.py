@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory, describe_exit
 from rekindle.engine.spark.planned import PlannedQuery, Planner
-from rekindle.engine.spark.plans import HashAggregation
+from rekindle.engine.spark.plans import AggregationOrder
 from rekindle.engine.spark.session import BATCH_ROWS, current_jvm
 from rekindle.errors import OperatorFailed
 
@@ -81,7 +81,7 @@ class SqlRunner:
         def run() -> pa.Table:
             return self._job(lambda: planned.run(views))
 
-        return planned.hash_aggregation.result_if_in_order(run) if in_order else run()
+        return planned.aggregation_order.result_if_in_order(run) if in_order else run()
 
     def _run_once(self, sql: str, views: Mapping[str, pa.Table], in_order: bool) -> pa.Table | None:
         """As `_run_planned`, for a query whose plan must not be run twice: Spark plans it again."""
@@ -90,7 +90,7 @@ class SqlRunner:
             if not in_order:
                 return self._job(frame.toArrow)
             plan = frame._jdf.queryExecution().executedPlan()
-            return HashAggregation(plan).result_if_in_order(lambda: self._job(frame.toArrow))
+            return AggregationOrder(plan).result_if_in_order(lambda: self._job(frame.toArrow))
         finally:
             with contextlib.suppress(Py4JError, OSError):  # the JVM may be dead
                 for name in views:  # views keep their rows

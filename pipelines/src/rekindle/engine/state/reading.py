@@ -59,7 +59,7 @@ def portions(
 ) -> Iterator[pa.Table]:
     """As `read`, but in several tables, each of about READ_PAGES pages."""
     first = max(first, state.first_live_pane_us)
-    if first >= end or not len(state.panes):
+    if first >= end or state.is_empty:
         return
     low, high = page_at(state, first, bucket=0), page_at(state, end, bucket=0)
     prioritize(_unavailable(state, (low, high + 1), first, end))

@@ -368,6 +368,7 @@ class NewcomerCore:
                 return self._fail(current, FailureReason.DONOR_RESTARTED)
             return []
         if current.needed is None or offer.epoch + 1 < current.needed:
+            # For the report it is as if the donor had refused: another one may do better.
             message = f"it offers epoch {offer.epoch}, but inputs begin at {current.needed}"
             return self._fail(current, FailureReason.REFUSED, message)
         current.offer, current.offer_request = offer, None

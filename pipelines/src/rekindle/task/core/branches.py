@@ -85,7 +85,8 @@ class BranchesCore:
 
     @property
     def tentative_epoch(self) -> int | None:
-        """The newest tentative epoch, if it is not corrected."""
+        """The newest epoch that the tentative branch has begun, if it is not corrected; its call
+        may have failed."""
         return self._core.tentative_epoch
 
     @property

@@ -32,7 +32,8 @@ from rekindle.topology.model import Slot
 
 class MovementPart:
     """State movements of one boot of a task. `restores`: it restores from a checkpoint.
-    `addresses`: of the donors in its orders; donors of earlier sessions too, for their Release."""
+    `addresses`: of the donors in its orders; those of earlier sessions too, to which the newcomer
+    still sends `Release`."""
 
     def __init__(self, ref: TaskRef, boot: str, limits: NewcomerLimits | None = None) -> None:
         self.replica = Replica(Slot(ref.segment, ref.partition, ref.replica), ref.incarnation)

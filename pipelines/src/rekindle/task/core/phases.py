@@ -23,7 +23,7 @@ HISTORY_LENGTH = 16
 class TaskEvent(StrEnum):
     """What changes a task's phase."""
 
-    RESTORE_POINT_RECEIVED = "restore point received"
+    START_BEGUN = "start begun"
     STARTED = "started"  # state, inputs and engine are ready; the log is open to readers
     CAUGHT_UP = "caught up"
     FELL_BEHIND = "fell behind"
@@ -33,7 +33,7 @@ class TaskEvent(StrEnum):
 
 TRANSITIONS: Mapping[TaskPhase, Mapping[TaskEvent, TaskPhase]] = {
     TaskPhase.WAITING: {
-        TaskEvent.RESTORE_POINT_RECEIVED: TaskPhase.RESTORING,
+        TaskEvent.START_BEGUN: TaskPhase.RESTORING,
         TaskEvent.STOP_REQUESTED: TaskPhase.STOPPING,
         TaskEvent.FAILED: TaskPhase.FAILED,
     },

@@ -135,7 +135,7 @@ class RunLoop:
 
 @dataclass(frozen=True, slots=True)
 class DiscardLog:
-    """The log may be wrong: the next boot must not use it."""
+    """The log may be wrong: it is deleted before it is opened the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class ProcessPhase(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     FAILED_UNREPORTED = "failed, until that is reported"
-    FAILED_REPORTED = "failed, until it has to stop or to compute again"
+    FAILED_PERMANENTLY = "failed, until it has to stop or to compute again"
     ENDED = "ended"
 
 
@@ -204,7 +204,7 @@ NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
         {
             ProcessPhase.STARTING,
             ProcessPhase.FAILED_UNREPORTED,
-            ProcessPhase.FAILED_REPORTED,
+            ProcessPhase.FAILED_PERMANENTLY,
             ProcessPhase.ENDED,
         }
     ),
@@ -212,15 +212,15 @@ NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
         {
             ProcessPhase.RUNNING,
             ProcessPhase.FAILED_UNREPORTED,
-            ProcessPhase.FAILED_REPORTED,
+            ProcessPhase.FAILED_PERMANENTLY,
             ProcessPhase.ENDED,
         }
     ),
     ProcessPhase.RUNNING: frozenset(
-        {ProcessPhase.FAILED_UNREPORTED, ProcessPhase.FAILED_REPORTED, ProcessPhase.ENDED}
+        {ProcessPhase.FAILED_UNREPORTED, ProcessPhase.FAILED_PERMANENTLY, ProcessPhase.ENDED}
     ),
     ProcessPhase.FAILED_UNREPORTED: frozenset({ProcessPhase.ENDED}),
-    ProcessPhase.FAILED_REPORTED: frozenset({ProcessPhase.ENDED}),
+    ProcessPhase.FAILED_PERMANENTLY: frozenset({ProcessPhase.ENDED}),
     ProcessPhase.ENDED: frozenset(),
 }
 
@@ -334,7 +334,9 @@ class SupervisorCore:
         if self._failed:
             return []
         self._failed = True
-        self._enter(ProcessPhase.FAILED_REPORTED if permanent else ProcessPhase.FAILED_UNREPORTED)
+        self._enter(
+            ProcessPhase.FAILED_PERMANENTLY if permanent else ProcessPhase.FAILED_UNREPORTED
+        )
         if not permanent:
             self._report_until = now + REPORT_FAILURE_S
         return [StopSinks()]

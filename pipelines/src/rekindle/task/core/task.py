@@ -294,11 +294,11 @@ class TaskCore:
             case StartTask(restore):
                 self.status.restored_from = restore.epoch
                 self.status.restoring = restore.object
-                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self.status.step(TaskEvent.START_BEGUN)
                 return self._step_start(StartRequested(restore))
             case StartMoved(epoch):
                 self.status.restored_from = self.status.moved_through = epoch
-                self.status.step(TaskEvent.RESTORE_POINT_RECEIVED)
+                self.status.step(TaskEvent.START_BEGUN)
                 return self._step_start(StateArrived())
             case RunLoop():
                 return self._apply_loop_effects(self._started().loop.step(Woken(), self._now))
