@@ -188,6 +188,22 @@ def test_pods_of_a_node_that_is_not_ready_are_probed() -> None:
         assert "pa" not in {p.uid for p in probed}
 
 
+def test_pods_that_a_hanging_kubelet_never_reported_as_ready_are_probed() -> None:
+    """They run, and respond to their coordinator."""
+    snapshot = world({**ALL, "a": SILENT}, {n: replace(ANSWERS, sent_at=NOW - 1) for n in "bc"})
+    never_ready = replace(snapshot.pods[0], ready=False, was_ready=False)
+    ready = replace(never_ready, uid="zz", name="zz", ready=True)
+    nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
+    hangs = replace(snapshot, pods=(never_ready, *snapshot.pods[1:]), nodes=nodes)
+    assert "pa" in {p.uid for p in pods_to_probe(hangs, set(), NOW, TIMING)}
+    assert lost(hangs) == {"a"}
+    responds = replace(hangs, pod_probes={**hangs.pod_probes, "pa": ANSWERS})
+    assert lost(responds) == set()
+    both = replace(hangs, pods=(*hangs.pods, ready))
+    on_a = [p.uid for p in pods_to_probe(both, set(), NOW, TIMING) if p.node == "a"]
+    assert on_a == ["zz"], "rather one that was ready"
+
+
 def test_neighbours_of_silent_pods_are_probed_on_any_number_of_nodes() -> None:
     names = [f"n{i}" for i in range(40)]
     pods = [pod(f"p{n}", n) for n in names]

@@ -10,7 +10,7 @@ in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from functools import partial
 
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
@@ -33,9 +33,10 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     after another: its container may be what has ended. `busy`: uids that were probed just now."""
     urgent = nodes_of_late_reports(snapshot, now, timing)
     preference = partial(_preference, snapshot=snapshot, now=now, timing=timing)
+    candidates = _that_may_be_probed(snapshot)
     chosen: dict[str, PodView] = {}
-    for pod in snapshot.pods:
-        if pod.node and _may_be_probed(pod):
+    for pod in candidates:
+        if pod.node:
             known = chosen.get(pod.node)
             if known is None or preference(pod) < preference(known):
                 chosen[pod.node] = pod
@@ -50,12 +51,17 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
         )
     ]
     due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))
-    neighbours = _neighbours(snapshot, chosen, busy, now, timing)
+    neighbours = _neighbours(snapshot, candidates, chosen, busy, now, timing)
     return [*neighbours[: _MAX_AT_ONCE // 2], *due][:_MAX_AT_ONCE]
 
 
 def _neighbours(
-    snapshot: Snapshot, chosen: Mapping[str, PodView], busy: Set[str], now: float, timing: Timing
+    snapshot: Snapshot,
+    candidates: Sequence[PodView],
+    chosen: Mapping[str, PodView],
+    busy: Set[str],
+    now: float,
+    timing: Timing,
 ) -> list[PodView]:
     """Of each node whose chosen pod is silent, the pod that was probed longest ago."""
 
@@ -67,18 +73,31 @@ def _neighbours(
 
     silent = {node for node, pod in chosen.items() if is_silent(pod)}
     found: dict[str, PodView] = {}
-    for pod in snapshot.pods if silent else ():
-        if pod.node in silent and _may_be_probed(pod) and pod.uid != chosen[pod.node].uid:
+    for pod in candidates:
+        if pod.node in silent and pod.uid != chosen[pod.node].uid:
             known = found.get(pod.node)
             if known is None or _probed_at(pod, snapshot) < _probed_at(known, snapshot):
                 found[pod.node] = pod
     return [pod for pod in found.values() if pod.uid not in busy]
 
 
-def _may_be_probed(pod: PodView) -> bool:
-    """Kubernetes marks all pods of a NotReady node as not ready, and they may run on."""
-    runs = (pod.ready or pod.was_ready) and not pod.ended and not pod.terminating
-    return pod.is_managed and runs and bool(pod.node and pod.ip)
+def _that_may_be_probed(snapshot: Snapshot) -> list[PodView]:
+    """Those that were ready, and on NotReady nodes all: Kubernetes marks the pods there as not
+    ready, and a kubelet that hangs does not report that one has become ready."""
+    unready = {node.name for node in snapshot.nodes if not node.ready}
+    return [
+        pod
+        for pod in snapshot.pods
+        if pod.is_managed
+        and pod.node
+        and pod.ip
+        and not (pod.ended or pod.terminating)
+        and (_was_ready(pod) or pod.node in unready)
+    ]
+
+
+def _was_ready(pod: PodView) -> bool:
+    return pod.ready or pod.was_ready
 
 
 def silent_by_own_probes(
@@ -141,14 +160,15 @@ def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing
 
 def _preference(
     pod: PodView, snapshot: Snapshot, now: float, timing: Timing
-) -> tuple[bool, bool, str]:
+) -> tuple[bool, bool, bool, str]:
     """A pod that never responded comes last: any user may set its labels. Before it those that have
-    been silent for long: their containers may have ended."""
+    been silent for long: their containers may have ended; and before these pods that were never
+    ready."""
     results = snapshot.pod_probes.get(pod.uid)
     if results is None or results.unanswered_since is None:
-        return False, False, pod.uid
+        return False, False, not _was_ready(pod), pod.uid
     is_old = not _has_unanswered(pod, snapshot, now, timing)
-    return results.answered_probe_at is None, is_old, pod.uid
+    return results.answered_probe_at is None, is_old, not _was_ready(pod), pod.uid
 
 
 def _probed_at(pod: PodView, snapshot: Snapshot) -> float:
