@@ -5,8 +5,8 @@
 Each case is a process of its own with the memory plan of a pod, which replays `epochs` of one
 second that wait for it, as after a pause of so many seconds, through the task's own loop: Spark,
 digests, log. Prints how many times the live rate that is, and the peak of what the process and its
-JVM held (anonymous memory, sampled every 50 ms) beside the pod's limit. The last cases are one
-epoch of 300 MB: a small pod refuses it and names the limit, a pod of that limit takes it.
+JVM held (anonymous memory, sampled every 50 ms) beside the pod's limit. The last cases have
+epochs of 300 MB: a small pod refuses one and names the limit, a pod of that limit takes three.
 
 Targets: catch up at twice the live rate at least; memory below the limit; the message of the
 refusal names the limit.

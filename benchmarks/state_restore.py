@@ -188,7 +188,7 @@ def measured(
     save_began = time.perf_counter()
     save(states, epochs, entry)
     found["save s"] = time.perf_counter() - save_began
-    while fetch.missing:
+    while fetch.unfetched:
         epochs.run()
         time.sleep(EPOCH_S)
     found["all s"] = max(found["first s"], slow.last_read_at - begin)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
+from rekindle import names
 from rekindle_operator.pod_policy import (
     REASON,
     Feature,
@@ -150,13 +151,14 @@ def test_a_secret_is_refused_unless_it_matches_the_policy(spec: dict[str, Any], 
     assert problem.path == path
     assert "does not allow the Secret database" in problem.message
     assert policy_problems(named(spec, "database"), PodPolicy(secrets=("data*",))) == []
-    assert policy_problems(named(spec, "s3-rekindle"), PodPolicy()) == []
+    assert policy_problems(named(spec, "s3-rekindle"), PodPolicy()) == []  # by default *-rekindle
     assert policy_problems(named(spec, "s3-rekindle"), PodPolicy(secrets=()))
 
 
-def test_secrets_of_the_operator_are_refused() -> None:
-    for name in ("rekindle-token-0a1b2c3d", "x-rekindle-token-0a1b2c3d"):
-        assert policy_problems({"checkpoint": {"secretRef": name}}, PodPolicy())
+@pytest.mark.parametrize("topology", ["rekindle", "x-rekindle"])
+def test_the_token_secret_of_another_topology_is_refused(topology: str) -> None:
+    name = names.token_secret_name(topology, "0a1b2c3d")
+    assert policy_problems({"checkpoint": {"secretRef": name}}, PodPolicy())
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def test_a_coordinator_with_an_old_lease_is_replaced_elsewhere(
     running: ModelCluster,
 ) -> None:
     tasks = set(running.tasks())
-    running.now += 7.0
+    running.now += 7.0  # no Lease is renewed meanwhile
     running.settle()
     assert "flights-coordinator-2" in running.raw_pods
     assert "flights-coordinator-1" not in running.raw_pods
@@ -287,7 +287,7 @@ def test_no_pod_runs_as_root(running: ModelCluster) -> None:
 def test_a_silent_coordinator_comes_back_on_the_only_node(cluster: ModelCluster) -> None:
     cluster.add_node("a")
     cluster.settle()
-    cluster.now += 7.0
+    cluster.now += 7.0  # no Lease is renewed meanwhile
     cluster.settle()
     assert cluster.coordinator().name == "flights-coordinator-2"
     assert cluster.coordinator().node == "a"

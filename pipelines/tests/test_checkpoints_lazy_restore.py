@@ -162,7 +162,7 @@ def act(
             # An error that is raised keeps what it has passed through, for as long as it lives.
             world.faults = [kind and kind("busy") for kind in faults]
             return world.restore(name)
-    if what == "fetch" and world.fetch is not None and (missing := world.fetch.missing):
+    if what == "fetch" and world.fetch is not None and (missing := world.fetch.unfetched):
         fetch = world.fetch
         retried(lambda: fetch.get(missing[which % len(missing)]))
     if what == "background" and world.fetch is not None:
@@ -210,7 +210,7 @@ def test_epochs_do_not_read_the_base(world: World) -> None:
         state = world.files.spill({"op": state})["op"]
     assert world.reads == []
     assert world.fetch is not None
-    assert len(world.fetch.missing) > 10
+    assert len(world.fetch.unfetched) > 10
 
 
 def test_the_first_save_of_a_restored_replica_refers_to_the_entry(world: World) -> None:
@@ -252,7 +252,7 @@ def test_a_save_reads_what_it_has_to_write_again(world: World) -> None:
     world.entry = None  # another replica's objects are committed
     name = world.save(state, 3)
     assert world.fetch is not None
-    assert world.fetch.missing == []
+    assert world.fetch.unfetched == []
     assert digest_table(folded(world.restore(name))) == digest_table(folded(state))
 
 
@@ -264,17 +264,17 @@ def test_a_window_that_closes_reads_its_own_panes(world: World) -> None:
     assert closed.closed.num_rows == 50
     assert world.fetch is not None
     # What is missing belongs to the other seven panes.
-    assert 0 < len(world.reads) < 1.5 * len(world.fetch.missing) / 7
+    assert 0 < len(world.reads) < 1.5 * len(world.fetch.unfetched) / 7
 
 
 def test_objects_of_the_first_windows_to_close_are_fetched_first(world: World) -> None:
     state = compact_all(SHAPE.run_shape, fill(world, 20, panes=6))
     state = world.restore(world.save(state, 2))
     assert world.fetch is not None
-    order = world.fetch.missing
+    order = world.fetch.unfetched
     world.fetch.prioritize(order[-1])
     world.fetch.start()
-    eventually(lambda: world.fetch is not None and not world.fetch.missing, 10)
+    eventually(lambda: world.fetch is not None and not world.fetch.unfetched, 10)
     first = {name.rpartition("/")[2] for name in world.reads[:4]}
     assert order[-1].rpartition("/")[2] in first
     deltas_and_pages = list(state.runs())
@@ -288,7 +288,7 @@ def test_runs_that_are_dropped_are_not_fetched(world: World) -> None:
     state = advance(SHAPE, state, None, [(3, -100, 1000)], world.files).state
     before = len(world.reads)
     fetch.start()
-    eventually(lambda: not fetch.missing, 10)
+    eventually(lambda: not fetch.unfetched, 10)
     assert len(world.reads) == before
     assert state.is_empty
 
@@ -306,7 +306,7 @@ def test_a_failure_is_reported_and_tried_again(
     world.faults = [OSError("busy")] * 6
     fetch.start()
     eventually(lambda: "busy" in (fetch.problem or ""), 10)
-    eventually(lambda: not fetch.missing, 20)
+    eventually(lambda: not fetch.unfetched, 20)
     assert fetch.problem is None
     assert fetch.lost is None
     assert all(run.is_available and not run.in_memory for run in state.runs())
@@ -450,7 +450,7 @@ def test_at_most_four_objects_are_in_memory() -> None:
     fetch.start()
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(fetch.get, reversed(awaited)))
-    assert fetch.missing == []
+    assert fetch.unfetched == []
     assert most == fetching.PARALLEL
 
 
@@ -479,7 +479,7 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
         found[part] = {k: v for k, v in kept if k not in ("rows", "first", "last")}
     old = replace(world.entry, layouts={"op": found})
     states, fetch = StateStore(world.store, "u", world.files).open_state(old)
-    assert fetch.missing == []
+    assert fetch.unfetched == []
     assert all(run.is_available for run in states.operators["op"].runs())
     assert digest_table(folded(states.operators["op"])) == digest_table(folded(saved))
 
@@ -541,14 +541,14 @@ def test_failed_objects_are_fetched_again_after_the_others() -> None:
     assert [queue.take(now) for _ in range(4)] == ["b", "a", "c", None]
     queue.fetched("c")
     assert queue.problem is None
-    assert queue.missing_bytes == 3
+    assert queue.unfetched_bytes == 3
 
 
 def test_an_object_that_fails_again_and_again_does_not_keep_others_waiting() -> None:
     queue, now = FetchQueue(dict.fromkeys("abcdefgh", 1)), 0.0
     attempts = 0
     for _ in range(20):
-        if queue.missing == ["a"]:
+        if queue.unfetched == ["a"]:
             break
         assert queue.wake_at is not None
         now = max(now, queue.wake_at)
@@ -560,7 +560,7 @@ def test_an_object_that_fails_again_and_again_does_not_keep_others_waiting() -> 
         else:
             queue.fetched(name)
             assert queue.problem == "forbidden"
-    assert queue.missing == ["a"]
+    assert queue.unfetched == ["a"]
     assert attempts == 1
 
 
@@ -582,7 +582,7 @@ def test_the_cost_of_a_step_does_not_depend_on_how_many_objects_wait() -> None:
         else:
             queue.fetched(name)
         assert not queue.complete
-        assert queue.missing_bytes == 20_000 - number // 2 - 1
+        assert queue.unfetched_bytes == 20_000 - number // 2 - 1
     assert time.process_time() - began < 2
 
 
@@ -615,7 +615,7 @@ def test_nothing_is_fetched_of_a_state_that_is_lost() -> None:
     queue.mark_lost("a", "it is missing")
     assert (queue.take(9.0), queue.wake_at) == (None, None)
     assert queue.lost == LostObject("a", "it is missing")
-    assert queue.missing == ["b", "a"]
+    assert queue.unfetched == ["b", "a"]
 
 
 QUEUE_STEPS = ["take", "prefer", "claim", "fetched", "failed", "time passes"]
@@ -656,4 +656,4 @@ def test_each_object_is_fetched_once(steps: list[tuple[int, str]]) -> None:
         assert taken is not None
         end(taken, failed=False)
     assert sorted(fetched) == list("abcde")
-    assert queue.missing == []
+    assert queue.unfetched == []

@@ -596,7 +596,7 @@ class History(RuleBasedStateMachine):
         if p not in self.reading:
             return
         _, _, fetch = self.reading[p]
-        if missing := fetch.missing:
+        if missing := fetch.unfetched:
             name = missing[number % len(missing)]
             gone = f"u/{name}" not in self.memory.data
             with pytest.raises(StateLost) if gone else contextlib.nullcontext():
@@ -640,7 +640,7 @@ class History(RuleBasedStateMachine):
         """Unless somebody has deleted its entry."""
         for entry, _, fetch in self.reading.values():
             if entry not in self.lost:
-                assert set(fetch.missing) - self.lost <= self.memory.names()
+                assert set(fetch.unfetched) - self.lost <= self.memory.names()
 
     def teardown(self) -> None:
         """Without listing the whole store, unless the last collection failed, or entries were

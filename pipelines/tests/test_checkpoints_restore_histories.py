@@ -228,7 +228,7 @@ class Replica:
 
     def read(self, number: int) -> None:
         """A reader that needs any object."""
-        if self.fetch is not None and (missing := self.fetch.missing):
+        if self.fetch is not None and (missing := self.fetch.unfetched):
             self.fetch.get(missing[number % len(missing)])
 
     def fetch_all(self) -> None:

@@ -253,7 +253,8 @@ def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
     epochs, size = world.options.max_buffered_epochs, world.options.read_ahead_bytes
     for task in world.tasks:
         channels = len(task.links)
-        # complete, ahead and live epochs, and those that arrive although a buffer is full
+        # Complete epochs, those that wait for other channels, live ones, and those that arrive
+        # although a buffer is full.
         assert task.most_buffered[0] <= 3 * channels * (epochs + 2)
         assert task.most_buffered[1] <= 4 * (size + 2 * EPOCH_BYTES * channels)
 

@@ -134,7 +134,7 @@ def test_the_crd_accepts_kinds_of_a_newer_coordinator() -> None:
 
 def test_messages_of_checkpoint_problems_are_bounded() -> None:
     world = started()
-    world.feed(GarbageCollected("x" * 5000))
+    world.feed(GarbageCollected(problem="x" * 5000))
     world.poll_rounds(9)
     (problem,) = world.reports[-1]["checkpointProblems"]
     assert len(problem["message"]) == 1024

@@ -153,7 +153,7 @@ def test_parts_are_bounded_whatever_the_rows(task: Task) -> None:
     assert len(found) < 40
 
 
-def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
+def test_an_epoch_below_the_base_is_refused_with_the_base(task: Task) -> None:
     task.append(*range(3000))
     task.log.truncate(2500)
     base = task.log.base
@@ -166,7 +166,7 @@ def test_an_epoch_below_the_floor_is_refused_with_the_floor(task: Task) -> None:
 
 
 @pytest.mark.parametrize("asked_from", [0, 10])
-def test_damage_to_retained_rows_is_refused_with_the_floor(
+def test_damage_to_retained_rows_is_refused_with_the_new_base(
     task: Task, tmp_path: Path, asked_from: int
 ) -> None:
     task.append(*range(30))

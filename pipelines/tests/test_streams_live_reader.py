@@ -114,7 +114,7 @@ def test_a_stable_replica_that_failed_is_not_preferred() -> None:
     assert made.step(routes(a=STABLE, b=UP_FAILURE), 131) == [SwitchReplica(A, 5)]
 
 
-def test_a_live_reader_needs_no_epoch_twice() -> None:
+def test_a_live_reader_skips_epochs_older_than_the_newest_received() -> None:
     made = choice(True, a=STABLE)
     assert made.step(LiveReceived(A, next_epoch=9, new=True), 101) == []
     assert made.next_epoch == 9
@@ -202,7 +202,7 @@ class Collected:
         self.io.stop()
 
 
-def test_a_correction_is_delivered_in_its_order(tmp_path: Path) -> None:
+def test_a_correction_is_delivered_from_the_newest_received_epoch_on(tmp_path: Path) -> None:
     live = LiveServer(tmp_path)
     live.stable(0)
     collected = Collected(live)

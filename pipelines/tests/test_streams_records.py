@@ -217,6 +217,7 @@ def test_an_empty_record_takes_16_bytes_for_each_new_watermark() -> None:
 
 
 def test_control_records_leave_the_epochs_consecutive() -> None:
+    """They are reserved: no log has them yet."""
     data = bytearray()
     before = 0
     for kind, epoch, count in [

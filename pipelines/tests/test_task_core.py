@@ -156,7 +156,7 @@ def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
     task_core.step(PollReceived(poll()), 0.0)
     assert task_core.step(SinkReported(SINK, SinkOpened(7)), 0.0) == []
     effects = task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
-    assert CallSink(SINK, OpenSink(-1, read_first_epoch=False)) in effects
+    assert CallSink(SINK, OpenSink(after=-1, read_first_epoch=False)) in effects
 
 
 def test_a_permanent_error_is_reported_before_the_end() -> None:

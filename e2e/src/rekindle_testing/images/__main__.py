@@ -112,7 +112,7 @@ def _command(
             "writable": image.writable,
         }
         module = [sys.executable, "-m", "rekindle_testing.images.enter", json.dumps(spec)]
-        builder.forget_mounts()
+        builder.forget_mounts()  # of earlier commands: the next one has namespaces of its own
         yield [*UNSHARE_COMMAND, *module]
     finally:
         builder.run(engine.buildah("rm", name))

@@ -321,7 +321,7 @@ class TaskProcess:
                 self._disk.discard = True
             case CompareSinkFiles():
                 self._disk.compare = True
-            case EndProcess(loop_s=loop_s):
+            case EndProcess(loop_s=loop_s):  # the running call may take so long
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
             case SkipCheckpoint():
                 pass

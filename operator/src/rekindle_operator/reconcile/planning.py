@@ -244,7 +244,8 @@ def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
 
 
 def _spares_may_go_first(plan_input: PlanInput, candidates: Iterable[PodCandidate]) -> bool:
-    """So long that spare replicas may use the capacity that was reserved for these."""
+    """Whether these have waited so long that spare replicas may use the capacity that was reserved
+    for them."""
     pass_inputs = plan_input.context.pass_inputs
     snapshot, reserved_s = pass_inputs.snapshot, pass_inputs.timing.capacity_reservation_s
     return all(

@@ -77,7 +77,7 @@ class FetchQueue:
         self._failures = 0  # in a row, of any object
         self._retry_at = float("-inf")
         self._failed: dict[str, _Failed] = {}  # the objects whose last attempt has failed
-        self.missing_bytes = sum(self._sizes.values())
+        self.unfetched_bytes = sum(self._sizes.values())
         self.lost: LostObject | None = None
 
     def phase(self, name: str) -> FetchPhase:
@@ -91,13 +91,13 @@ class FetchQueue:
         return not self._waiting and not self._in_flight
 
     @property
-    def missing(self) -> list[str]:
+    def unfetched(self) -> list[str]:
         """The objects that are not fetched: first those in flight, then the others in order."""
         return [*self._in_flight, *self._waiting]
 
     @property
     def problem(self) -> str | None:
-        """Why the last attempt to fetch an object failed, if it is still missing."""
+        """Why the last attempt to fetch an object failed, if it is not fetched yet."""
         newest = next(reversed(self._failed.values()), None)
         return newest.message if newest is not None else None
 
@@ -155,7 +155,7 @@ class FetchQueue:
         self._in_flight[name] = self._sizes[name]
 
     def fetched(self, name: str) -> None:
-        self.missing_bytes -= self._in_flight.pop(name)
+        self.unfetched_bytes -= self._in_flight.pop(name)
         self._failures, self._retry_at = 0, float("-inf")
         self._failed.pop(name, None)
 
@@ -174,7 +174,7 @@ class FetchQueue:
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
 
     def mark_lost(self, name: str, message: str) -> None:
-        """The object is missing or damaged: nothing more is fetched. It stays in `missing`."""
+        """The object is missing or damaged: nothing more is fetched. It stays in `unfetched`."""
         del self._in_flight[name]
         self._waiting[name] = None
         self.lost = self.lost or LostObject(name, message)
@@ -243,16 +243,16 @@ class Fetch:
             return self._queue.complete
 
     @property
-    def missing(self) -> list[str]:
+    def unfetched(self) -> list[str]:
         """The objects that are not fetched."""
         with self._changed:
-            return self._queue.missing
+            return self._queue.unfetched
 
     @property
-    def missing_bytes(self) -> int:
+    def unfetched_bytes(self) -> int:
         """Memory that the objects will take that are not fetched."""
         with self._changed:
-            return self._queue.missing_bytes
+            return self._queue.unfetched_bytes
 
     @property
     def problem(self) -> str | None:
@@ -302,7 +302,7 @@ class Fetch:
     def finish(self) -> None:
         """Fetch all objects, in parallel. Raises what `get` does."""
         with ThreadPoolExecutor(PARALLEL) as pool:
-            list(pool.map(self._get_with_retries, self.missing))
+            list(pool.map(self._get_with_retries, self.unfetched))
 
     def _get_with_retries(self, name: str) -> None:
         for reads in range(1, READS):

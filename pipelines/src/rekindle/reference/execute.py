@@ -193,7 +193,7 @@ def _next_epoch_to_cut(
 def last_epoch_to_run(
     sources: Mapping[SourcePartition, ReplayableSource], until_epoch: int | None
 ) -> int:
-    """The last epoch to run: the one that carries END_OF_INPUT of every bounded source, or
+    """The last epoch to run: the one after the last rows of every bounded source, or
     `until_epoch` if that is earlier. Raises RekindleError if a source is unbounded and
     `until_epoch` is None."""
     ends = {name: source.last_epoch for (name, _), source in sources.items()}

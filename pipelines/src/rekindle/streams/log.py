@@ -278,7 +278,8 @@ class OutputLog:
         return self._fetched.find(name)
 
     def is_recent(self, epoch: int) -> bool:
-        """Whether the epoch is in the file that grows, so its bytes are probably in memory."""
+        """Whether the epoch is in the file that is appended to, so its bytes are probably in
+        memory."""
         with self._changed:
             newest = self._branch.newest
             return newest is not None and newest.first <= epoch and newest.spilled is None
@@ -464,7 +465,7 @@ class OutputLog:
                 return None
             growing = file.tail.growing
             if growing is not None and epoch >= growing.record.epoch:
-                # Its bytes in the file may change.
+                # An empty record that grows in place: its bytes in the file may change.
                 content = pa.py_buffer(growing.content)
                 return file, View(content, 0, content.size, growing.record.start)
             start = self._cursors.get(epoch) if epoch > file.first else None

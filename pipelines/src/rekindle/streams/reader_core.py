@@ -137,8 +137,8 @@ def new_live_batches(
 
 
 class ReaderCore:
-    """One reader. `head`: the newest one that a replica has reported. `stall_s`, `draw`: as in
-    `ReplicaChoice`."""
+    """One reader. `head`: the newest one that a replica has reported. `stall_s`: after this time
+    without anything new another replica is tried. `draw`: of the jitter of back-offs, 0 to 1."""
 
     def __init__(
         self,

@@ -120,6 +120,7 @@ class ResponseFrames:
                 # Tentative epochs were dropped meanwhile: the reader continues after them.
             read_any = call.epoch > span.first
             if read_any:
+                # After a tentative epoch its stable version is still needed, earlier ones are not.
                 from_epoch = call.epoch - (span.kind is BatchKind.TENTATIVE)
             gone = not read_any and not call.full
             position = Position(span.number, span.last + 1 if gone else call.epoch)

@@ -51,7 +51,7 @@ class TaskCollector(Collector):
             ),
             (
                 "rekindle_task_snapshot_bytes",
-                "State that checkpoints and partners keep beyond the newest",
+                "State beyond the newest that is kept for checkpoints and state movements",
                 self._status.snapshot_bytes(),
             ),
             (

@@ -190,7 +190,8 @@ class Preparing:
 class Offer:
     """The state after `epoch`, and the output log from `base` to `epoch`, in `chunks` chunks.
 
-    Chunks of one offer never change: they are cut from immutable runs and closed records. `boot` is
+    Chunks of one offer never change: they are cut from immutable runs, and records up to
+    `epoch`, which later epochs do not change. `boot` is
     the donor's, since another boot may cut other chunks. `digest` is of state and log as a whole.
     """
 

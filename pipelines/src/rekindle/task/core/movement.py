@@ -80,7 +80,7 @@ class MovementPart:
     def step(self, event: NewcomerCoreEvent, now: float) -> list[NewcomerEffect]:
         return self._newcomer.step(event, now)
 
-    def permitted(self, poll: PollRequest) -> PollRequest:
+    def without_early_restore(self, poll: PollRequest) -> PollRequest:
         """The poll, without its restore point while the task may still start from a session."""
         if poll.restore is None or self.restores:
             return poll

@@ -79,7 +79,7 @@ class FetchView(Protocol):
     @property
     def problem(self) -> str | None: ...
     @property
-    def missing_bytes(self) -> int: ...
+    def unfetched_bytes(self) -> int: ...
     @property
     def lost(self) -> StateLost | None: ...
 
@@ -234,7 +234,7 @@ class TaskStatus:
     def missing_state_bytes(self) -> int:
         """State that is still fetched from the store."""
         fetch = self.fetch
-        return fetch.missing_bytes if fetch is not None else 0
+        return fetch.unfetched_bytes if fetch is not None else 0
 
     def snapshot_bytes(self) -> int:
         """Memory that checkpoints and state movements keep beyond the newest state."""

@@ -253,7 +253,9 @@ class TaskCore:
             effects += self._step_supervisor(FailureReported())
         if changed:
             effects += self._update_movement(poll)
-            effects += self._step_supervisor(PollAccepted(self.movement.permitted(poll)))
+            effects += self._step_supervisor(
+                PollAccepted(self.movement.without_early_restore(poll))
+            )
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -493,7 +495,7 @@ class TaskCore:
         epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
         segment = self._settings.ref.segment
         self.status.fail(TaskProblem(message=str(error), where=segment, epoch=epoch))
-        return self._step_supervisor(TaskFailed(isinstance(error, NotDeterministic)))
+        return self._step_supervisor(TaskFailed(permanent=isinstance(error, NotDeterministic)))
 
     # -- sinks -----------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class StateNewcomer:
         restore point while a session may still be used."""
         with self._lock:
             self._perform(self._part.apply_poll(poll, log_base, time.monotonic()))
-            return self._part.permitted(poll)
+            return self._part.without_early_restore(poll)
 
     def floor(self, floor: int) -> int:
         """The epoch through which the task's log may be truncated: `floor`, or less for its

@@ -1,4 +1,4 @@
-"""The interface of window kinds for validation, drawings and the engine.
+"""The interface of window kinds: `check` is for validation, `windows` for the engine and drawings.
 
 Which windows a row is in is computed by the engine, from an operator's `Windows`
 (`rekindle.engine.window_assigners`).
