@@ -136,12 +136,12 @@ def test_a_late_reader_hears_that_all_is_corrected(seed: int) -> None:
     assert not tentative
 
 
-def test_a_task_without_failures_has_no_spans() -> None:
+def test_without_failures_no_spans_are_kept_and_stable_epochs_are_read() -> None:
     history = LiveHistory()
     reader = Reader(7)
     reader.read(history, stable=9, at_most=10)
     assert reader.got == [Record(BatchKind.STABLE, e) for e in (7, 8, 9)]
-    assert history.attempts() == frozenset()
+    assert not history._spans
 
 
 def test_spans_are_bounded_and_a_reader_goes_on_behind_them() -> None:
@@ -229,7 +229,7 @@ def test_a_restart_forgets_tentative_epochs(tmp_path: Path) -> None:
     assert not (tmp_path / "log" / "tentative").exists()
 
 
-def test_corrected_epochs_follow_the_undo(tmp_path: Path) -> None:
+def test_a_reader_that_begins_after_an_undo_gets_corrected_epochs_without_it(tmp_path: Path) -> None:
     live = output(tmp_path)
     tentative(live, 3)
     live.undo(3)
