@@ -217,7 +217,7 @@ def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
     assert suspected(world) == dead
 
 
-def test_the_highest_incarnation_of_a_slot_wins() -> None:
+def test_a_pod_older_than_one_seen_before_counts_as_ended() -> None:
     membership = Membership()
     old, new = (
         Pod(f"p{i}", SRC, i, "10.0.0.1", may_be_running=True, was_ready=True) for i in (1, 2)
@@ -227,7 +227,8 @@ def test_the_highest_incarnation_of_a_slot_wins() -> None:
     membership.pods_listed([old], 1.0)
     task = membership.get(SRC)
     assert task is not None
-    assert not task.pod.may_be_running, "incarnation 1 was replaced, whatever its pod reports"
+    assert task.pod.incarnation == 1
+    assert not task.pod.may_be_running, "it was replaced, whatever its pod reports"
 
 
 def test_responses_of_a_replaced_incarnation_do_not_count() -> None:

@@ -229,7 +229,9 @@ def test_a_restart_forgets_tentative_epochs(tmp_path: Path) -> None:
     assert not (tmp_path / "log" / "tentative").exists()
 
 
-def test_a_reader_that_begins_after_an_undo_gets_corrected_epochs_without_it(tmp_path: Path) -> None:
+def test_a_reader_that_begins_after_an_undo_gets_corrected_epochs_without_it(
+    tmp_path: Path,
+) -> None:
     live = output(tmp_path)
     tentative(live, 3)
     live.undo(3)

@@ -205,11 +205,11 @@ class Checks:
     def is_wrong(self, value: str) -> bool:
         return self._wrong.is_wrong(value)
 
-    def begin_wrong_result(self, pod: TaskPod, is_first: bool) -> bool:
-        """Whether a pod may compute a wrong result now; if so, it counts as faulty. `is_first`: it
-        has not begun yet; once it has, it may go on."""
+    def begin_wrong_result(self, pod: TaskPod, has_begun: bool) -> bool:
+        """Whether a pod may compute a wrong result now; if so, it counts as faulty. `has_begun`: it
+        has computed one before, and may go on."""
         checks = self._of_wrong_results
-        if is_first and not checks.may_begin(pod):
+        if not has_begun and not checks.may_begin(pod):
             return False
         checks.began(pod)
         return True

@@ -468,7 +468,7 @@ class TaskProcess:
         planned = pod.wrong_result
         if planned is None or not (is_stable and planned.concerns(epoch.epoch)):
             return value
-        if not around.checks.begin_wrong_result(pod, is_first=planned.epoch is None):
+        if not around.checks.begin_wrong_result(pod, has_begun=planned.has_begun):
             return value
         return wrong.instead_of(value, epoch.epoch, planned)
 

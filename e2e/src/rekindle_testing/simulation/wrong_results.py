@@ -31,6 +31,10 @@ class WrongResult:
     epoch: int | None = None
     times: int = 0
 
+    @property
+    def has_begun(self) -> bool:
+        return self.epoch is not None
+
     def concerns(self, epoch: int) -> bool:
         if self.epoch is None:
             return True
