@@ -263,7 +263,7 @@ def _place_on_two_nodes(run: Run) -> None:
     single = run.task_pods("single")[0]
     kubectl = run.cluster.kubectl
     kubectl("cordon", single.spec.node_name)
-    run.cluster.core.delete_namespaced_pod(single.metadata.name, NAMESPACE)
+    run.cluster.core_api.delete_namespaced_pod(single.metadata.name, NAMESPACE)
     wait_for("two tasks on a node", lambda: 2 in _tasks_by_node(run).values(), 60)
     kubectl("uncordon", single.spec.node_name)
     run.wait_live()

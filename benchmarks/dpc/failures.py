@@ -23,16 +23,17 @@ WAITS_S = (0.5, 1.0, 2.0, 3.0, 4.0, 6.0)
 
 @dataclass(frozen=True, slots=True)
 class FailureRow:
-    """`chain`: tasks between the sources and the reader; `usual_s`: the largest delay before the
-    failure; `delay_new_s`: the largest delay of the first version of an epoch, stable or tentative
-    (Delay_new in the paper); `stabilized_s`: from its end until output was stable and current;
-    `rows_equal`: of the sink, compared with the reference at the end of the topology's run."""
+    """`chain`: tasks between the sources and the reader; `delay_before_s`: the largest delay before
+    the failure; `delay_new_s`: the largest delay of the first version of an epoch, stable or
+    tentative (Delay_new in the paper); `stabilized_s`: from its end until output was stable and
+    current; `rows_equal`: of the sink, compared with the reference at the end of the topology's
+    run."""
 
     policy: str
     failure_s: float
     chain: int
     max_delay_s: float
-    usual_s: float
+    delay_before_s: float
     delay_new_s: float
     tentative_epochs: int
     tentative_rows: int
@@ -89,7 +90,7 @@ def measure_failures(
                     cut_s,
                     position,
                     _finite(setting.max_delay_s),
-                    round(measured.usual_s, 3),
+                    round(measured.delay_before_s, 3),
                     round(measured.outage.delay_new_s, 3),
                     measured.outage.tentative_epochs,
                     measured.outage.tentative_rows,

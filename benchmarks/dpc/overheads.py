@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpc.scenario import START_S, Deployed
+from dpc.scenario import START_INPUT_S, Deployed
 from dpc.structured_streaming import StructuredStreaming
 from dpc.topologies import EPOCH_S, MAX_DELAY_S, ROWS_PER_SECOND, SOURCES, Setting
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -57,7 +57,7 @@ def measure_overheads(cluster: EmbeddedCluster, epochs_s: Sequence[float]) -> It
         settings = [
             Setting(
                 f"epoch-{round(epoch_s * 1000)}-{name}",
-                input_s=2 * START_S,
+                input_s=2 * START_INPUT_S,
                 max_delay_s=max_delay_s,
                 epoch_s=epoch_s,
                 checkpoint_s=10 * max(epoch_s, 0.5),
@@ -94,7 +94,7 @@ def measure_checkpoints(
                 seconds = max(MEASURED_S, 2.2 * checkpoint_s)
                 setting = Setting(
                     f"checkpoint-{round(checkpoint_s * 1000)}",
-                    input_s=2 * START_S,
+                    input_s=2 * START_INPUT_S,
                     checkpoint_s=checkpoint_s,
                 )
                 with Deployed(cluster, setting) as deployed:

@@ -42,14 +42,14 @@ NODES = 3
 NODE = NodeResources(cpu="3", memory="8Gi")
 QUIET_S = 5.0
 """Time without a failure before each cut, in which the usual delays are measured."""
-START_S = 180.0
-"""How long a topology may take until it is Live and has a checkpoint."""
+START_INPUT_S = 180.0
+"""Sources have rows for the time until a topology is Live and has a checkpoint."""
 STABILIZE_S = 90.0
 STEADY_S = 120.0
 _STEADY_EPOCHS = 10
 _SLOW_S = 0.5
 """A measurement begins once delays are at most two epoch intervals and this."""
-_LIVE_S = 240.0
+_START_TIMEOUT_S = 240.0  # until it is Live, and then until it has a checkpoint
 
 
 @contextmanager
@@ -66,10 +66,11 @@ def bench_cluster() -> Iterator[EmbeddedCluster]:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A cut, as the reader of one task saw it. `usual_s`: the largest delay just before it."""
+    """A cut, as the reader of one task saw it. `delay_before_s`: the largest delay just before
+    it."""
 
     node: str
-    usual_s: float
+    delay_before_s: float
     outage: Outage
 
 
@@ -87,8 +88,8 @@ class Deployed:
     def __enter__(self) -> Self:
         with ExitStack() as context:
             context.enter_context(self.run)
-            self.run.wait_live(_LIVE_S)
-            self.run.wait_checkpoint(timeout_s=_LIVE_S)
+            self.run.wait_live(_START_TIMEOUT_S)
+            self.run.wait_checkpoint(timeout_s=_START_TIMEOUT_S)
             self._listen(context)
             self._wait_steady()
             self._context = context.pop_all()
@@ -118,7 +119,7 @@ class Deployed:
 
     def _token(self, uid: str) -> str:
         secret = names.token_secret_name(self.setting.name, uid)
-        data = self._cluster.core.read_namespaced_secret(secret, NAMESPACE).data
+        data = self._cluster.core_api.read_namespaced_secret(secret, NAMESPACE).data
         assert data is not None, "the operator gives each topology a token"
         return base64.b64decode(data["token"]).decode()
 
@@ -184,7 +185,7 @@ class Deployed:
 
 def input_s(cuts_s: Sequence[float]) -> float:
     """How long sources need rows for these cuts: several times what they take on a free machine."""
-    return START_S + sum(2 * cut + QUIET_S + 15 for cut in cuts_s)
+    return START_INPUT_S + sum(2 * cut + QUIET_S + 15 for cut in cuts_s)
 
 
 def make_reference(cluster: EmbeddedCluster, setting: Setting) -> Reference:

@@ -1,4 +1,4 @@
-"""Results as tables: Markdown, CSV, JSON. Pure, but for `write`."""
+"""Results as tables: Markdown, CSV, JSON. Pure, but for `read` and `write`."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def table(head: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     return "".join(f"| {' | '.join(map(str, row))} |\n" for row in rows)
 
 
-_HEAD = ("failure, s", "delay of new results, s", "usual, s", "tentative epochs", "tentative rows",
+_HEAD = ("failure, s", "delay of new results, s", "before, s", "tentative epochs", "tentative rows",
          "stable again after, s", "rows equal")  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _values(row: FailureRow) -> list[object]:
     return [
         f"{row.failure_s:g}",
         f"{row.delay_new_s:.2f}{late}",
-        f"{row.usual_s:.2f}",
+        f"{row.delay_before_s:.2f}",
         row.tentative_epochs,
         row.tentative_rows,
         f"{row.stabilized_s:.2f}",

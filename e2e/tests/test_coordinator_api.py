@@ -58,13 +58,13 @@ class Cluster:
         self._network = Reservation(None)
         self.net = f"{self._network.index}.0"  # all addresses begin with 127.<net>
         api.kubectl("create", "namespace", self.namespace)
-        manifest = yaml.safe_load(EXAMPLE.read_text())
-        manifest["spec"]["epochInterval"] = "200ms"
-        manifest["spec"]["checkpoint"]["interval"] = "1s"
-        manifest["spec"]["checkpoint"]["store"] = f"file://{directory / 'store'}"
-        self.manifest = manifest
-        self.uid = str(self.create(manifest)["metadata"]["uid"])
-        name, spec = load_topology(manifest)
+        resource = yaml.safe_load(EXAMPLE.read_text())
+        resource["spec"]["epochInterval"] = "200ms"
+        resource["spec"]["checkpoint"]["interval"] = "1s"
+        resource["spec"]["checkpoint"]["store"] = f"file://{directory / 'store'}"
+        self.resource = resource
+        self.uid = str(self.create(resource)["metadata"]["uid"])
+        name, spec = load_topology(resource)
         self.name = name
         self.manifests = ManifestStore(Store(f"file://{directory / 'store'}"), self.uid)
         topology = compile_topology(spec, name, skip_cluster_checks=True)
@@ -92,7 +92,7 @@ class Cluster:
             "uid": self.uid,
             "generation": 1,
             "origin": "2026-01-01T00:00:00Z",
-            "spec": self.manifest["spec"],
+            "spec": self.resource["spec"],
         }
         self.create(
             {

@@ -55,7 +55,7 @@ def _check(
         return found if isinstance(found, str) else json.dumps({"items": found})
 
     monkeypatch.setattr(cluster, "kubectl", kubectl)
-    monkeypatch.setattr(cluster, "core", None, raising=False)
+    monkeypatch.setattr(cluster, "core_api", None, raising=False)
     cluster._refuse_if_unsuitable()
 
 

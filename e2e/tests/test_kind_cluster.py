@@ -195,7 +195,7 @@ def _answer_as_started(cluster: KindCluster) -> None:
         return SimpleNamespace(status=SimpleNamespace(conditions=conditions))
 
     cluster.coordination = SimpleNamespace(read_namespaced_lease=lease)  # type: ignore[assignment]
-    cluster.core = SimpleNamespace(read_node=node)  # type: ignore[assignment]
+    cluster.core_api = SimpleNamespace(read_node=node)  # type: ignore[assignment]
 
 
 def test_processes_of_a_pod_are_found_by_its_address() -> None:

@@ -109,7 +109,7 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
     run.wait_sinks_advance()
     back_s = run.observer.now() - began
     plain = _plain_pod(run)
-    conditions = required(cluster.core.read_node(victim).status).conditions
+    conditions = required(cluster.core_api.read_node(victim).status).conditions
     ready = {c.type: c.status for c in required(conditions)}
     print(f"replaced after {replaced_s:.1f} s, all queries back after {back_s:.1f} s")
     assert back_s < BACK_WITHIN_S
@@ -167,7 +167,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
     run.cluster.apply(run.resource)
     pod = run.task_pods("storms")[0]
     run.observer.add_event("lost", pod.metadata.name)
-    run.cluster.core.delete_namespaced_pod(pod.metadata.name, NAMESPACE)
+    run.cluster.core_api.delete_namespaced_pod(pod.metadata.name, NAMESPACE)
 
     def is_explained() -> bool:
         queries = run.observer.status.get("queries", [])

@@ -63,7 +63,7 @@ def test_the_operator_restarts_when_all_its_replicas_die(cluster: Cluster) -> No
     took_s = time.monotonic() - began
     print(f"the operator was back after {took_s:.1f} s")
     assert took_s < TARGET_S, cluster.describe_system()
-    objects = {name_of(node) for node in cluster.core.list_node().items}
+    objects = {name_of(node) for node in cluster.core_api.list_node().items}
     assert objects >= set(victims), "objects of dead nodes must stay"
     lost = {uid for uid, node in before.items() if node in victims}
     wait_for(

@@ -64,6 +64,20 @@ def test_a_not_ready_node_with_responding_tasks_keeps_them(running: ModelCluster
     assert changes(running) == []
 
 
+def test_a_not_ready_node_whose_tasks_are_silent_for_a_moment_keeps_them(
+    running: ModelCluster,
+) -> None:
+    """Its kubelet hangs, and the network loses packets."""
+    (victim, *_) = nodes_with_two_tasks(running)
+    running.turn_not_ready(victim)
+    running.kill_node_still_ready(victim)
+    snapshot, now, timing = running.snapshot(), running.now, running.settings.timing
+    for silent_s, is_lost in ((1.6, False), (2.9, False), (3.1, True)):
+        since = dict.fromkeys(snapshot.reported_silent_since, now - silent_s)
+        seen = replace(snapshot, reported_silent_since=since)
+        assert (victim in assess_nodes(seen, now, timing).lost_nodes) is is_lost
+
+
 def test_a_node_that_dies_among_nodes_called_not_ready_is_lost(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
     running.turn_not_ready(*"abc")

@@ -255,7 +255,7 @@ def test_a_replica_waits_for_its_owner_before_it_leads(monkeypatch: pytest.Monke
     """Otherwise it could take the Lease during an uninstallation, and leave it behind."""
     server = LeaseServer()
     server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
-    server.deployment_takes_s = 2.0  # on a busy machine
+    server.deployment_takes_s = 2.0  # it waits for 5 s
     leader = make_leader(server, "a", monkeypatch)
     leader.find_owner()
     server.deployment = server.lease = None  # uninstalled
@@ -288,7 +288,7 @@ def test_the_holder_of_the_lease_does_not_wait_for_its_owner(
     leader = make_leader(server, "a", monkeypatch)
     lead(leader)
     server.deployment = {"metadata": {"name": "rekindle", "uid": "d-1"}}
-    server.deployment_takes_s = 1.0
+    server.deployment_takes_s = 1.0  # a holder of the Lease waits for 0.3 s
     leader.find_owner()
     leader.step()
     assert _owners(server) == []

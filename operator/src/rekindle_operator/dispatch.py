@@ -4,8 +4,9 @@ Each action has its own back-off. A topology, and a namespace while others wait,
 workers at most. A call that hangs no longer counts, and a namespace in which several hang gets no
 more workers: however many namespaces hang, the others are served. A pass ends when all actions are
 done, or when the rest waits for calls that hang. Those continue, and their actions are not started
-a second time meanwhile. Actions that have not started are decided again by the next pass, except
-Events: they are kept, since no later pass finds them again.
+a second time meanwhile. Actions that have not started, or one on which they depend has failed, are
+decided again by the next pass, except Events that only had no time to start: they are kept, since
+no later pass finds them again.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -87,7 +88,7 @@ class NotLeading(Exception):
 
 class Dispatcher:
     """`on_skipped` gets each action that is not executed: one that it depends on failed, or the
-    pass ended before it could start. Not Events, which are kept."""
+    pass ended before it could start. In that case not Events, which are kept."""
 
     def __init__(
         self,

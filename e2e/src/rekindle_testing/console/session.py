@@ -103,7 +103,7 @@ class Session:
                 assert_never(command)
 
     def _status(self) -> str:
-        core = self._cluster.core
+        core = self._cluster.core_api
         nodes: list[Any] = core.list_node(_request_timeout=_API_TIMEOUT_S).items
         pods: list[Any] = core.list_pod_for_all_namespaces(_request_timeout=_API_TIMEOUT_S).items
         ready = {node.metadata.name: _is_ready(node) for node in nodes}

@@ -154,7 +154,8 @@ class ChildProcesses:
                 [sys.executable, "-I", "-S", str(script)],
                 stdin=subprocess.PIPE,
                 text=True,
-                # Ctrl-C in the terminal must reach only the children.
+                # Ctrl-C in the terminal must not end the reaper before this process has stopped the
+                # children.
                 start_new_session=True,
             )
         # The reaper may have been killed from outside.

@@ -65,7 +65,7 @@ class Cluster(ABC):
     namespace: str
     operator_namespace: str
     nodes: Mapping[str, ClusterNode]
-    core: client.CoreV1Api
+    core_api: client.CoreV1Api
     custom: client.CustomObjectsApi
     coordination: client.CoordinationV1Api
     _on_progress: OnProgress
@@ -87,7 +87,7 @@ class Cluster(ABC):
     def _connect(self) -> None:
         kubeconfig = str(self.kubeconfig)
         api = config.new_client_from_config(kubeconfig)  # type: ignore[no-untyped-call]
-        self.core = client.CoreV1Api(api)
+        self.core_api = client.CoreV1Api(api)
         self.custom = client.CustomObjectsApi(api)
         self.coordination = client.CoordinationV1Api(api)
 
@@ -225,13 +225,15 @@ class Cluster(ABC):
         return dict(self.topology(name).get("status") or {})
 
     def pods(self, selector: str = "") -> list[Any]:
-        return list(self.core.list_namespaced_pod(self.namespace, label_selector=selector).items)
+        return list(
+            self.core_api.list_namespaced_pod(self.namespace, label_selector=selector).items
+        )
 
     def watch_pod(self, name: str, timeout_s: int) -> Generator[Any, None, None]:
         """Yields the pod as it is when the watch begins and after each change, until its deletion,
         which is the last one."""
         events = watch.Watch().stream(  # type: ignore[no-untyped-call]
-            self.core.list_namespaced_pod,
+            self.core_api.list_namespaced_pod,
             self.namespace,
             field_selector=f"metadata.name={name}",
             timeout_seconds=timeout_s,
@@ -246,7 +248,7 @@ class Cluster(ABC):
 
     def operator_pods(self) -> list[Any]:
         selector = names.LABEL_OPERATOR_DEPLOYMENT
-        pods = self.core.list_namespaced_pod(self.operator_namespace, label_selector=selector)
+        pods = self.core_api.list_namespaced_pod(self.operator_namespace, label_selector=selector)
         return list(pods.items)
 
     def leading_operator_pod(self) -> Any:
@@ -271,7 +273,7 @@ class Cluster(ABC):
         )
 
     def is_bound(self, claim: str) -> bool:
-        found = self.core.read_namespaced_persistent_volume_claim(claim, self.namespace)
+        found = self.core_api.read_namespaced_persistent_volume_claim(claim, self.namespace)
         return found.status is not None and found.status.phase == "Bound"
 
     def create_host_path_claim(self, name: str, path: str, *, local: bool = False) -> None:

@@ -147,13 +147,13 @@ class EmbeddedCluster(Cluster):
     def restore(self) -> None:
         """For the next user: as many nodes as at the start, all Ready and schedulable, nothing of
         those that are gone, and every replica of the operator and its watchdog."""
-        nodes = self.core.list_node().items
+        nodes = self.core_api.list_node().items
         ready = {name_of(node) for node in nodes if _is_ready(node)}
         self.kill_nodes([name for name in self.nodes if name not in ready])
         joining = [self.launch_node() for _ in range(self._node_count - len(self.nodes))]
         self.delete_lost_nodes()
         # The garbage collector of pods would take a minute.
-        for pod in self.core.list_pod_for_all_namespaces().items:
+        for pod in self.core_api.list_pod_for_all_namespaces().items:
             assert pod.spec is not None
             if pod.spec.node_name and pod.spec.node_name not in self.nodes:
                 self.delete_pod(pod)

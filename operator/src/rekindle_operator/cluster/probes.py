@@ -22,7 +22,7 @@ _NEXT_AFTER_S = 2 * TICK_S
 have been lost, and their retransmission takes a second or more."""
 _ISOLATED_S = 2 * TICK_S
 """If no node has responded to the probes of so long, this process may be what could not be reached.
-At each tick with probes some go to nodes that responded to the last one."""
+Each tick with probes of suspects also probes nodes that responded to their last one."""
 
 
 class ProbeState:

@@ -20,12 +20,14 @@ class Evidence:
     """`freshly_reported`: uids of topologies whose report is fresh; `responding_topologies`: of
     those with a task that responds to its coordinator. `alive_nodes`: nodes with such a task, or
     with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
-    fresh, and says whether it responds."""
+    fresh, and says whether it responds. `briefly_silent_nodes`: with a task that has not been
+    silent for long enough to be lost with its node."""
 
     freshly_reported: frozenset[str]
     responding_topologies: frozenset[str]
     alive_nodes: frozenset[str]
     reported_nodes: frozenset[str]
+    briefly_silent_nodes: frozenset[str]
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
 
     def silence_s(self, pod: PodView) -> float:
@@ -61,12 +63,16 @@ def collect_evidence(
         for p in running
         if p.role == ROLE_COORDINATOR and (p.owner_uid, p.incarnation) in reporting_coordinators
     ]
+    silences = {p.ref: silence_as_of_report_s(p, snapshot) for p in reported}
     return Evidence(
         freshly_reported=fresh,
         responding_topologies=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
-        silences={p.ref: silence_as_of_report_s(p, snapshot) for p in reported},
+        briefly_silent_nodes=frozenset(
+            p.node for p in running if p.node and 0 < silences[p.ref] < timing.node_silent_s
+        ),
+        silences=silences,
     )
 
 

@@ -71,8 +71,8 @@ class LossAssessment:
     """`lost_nodes`: name -> why. `newly_silent` are to be remembered: once their pods are replaced,
     nothing else shows that they are lost until Kubernetes reports NotReady.
     `unreachable_by_coordinator`: uid of a topology and a node on which none of its tasks responds
-    while the kubelet does. `why_not_lost`: why NotReady nodes do not count as lost; empty if
-    there are no such nodes."""
+    while the kubelet does. `why_not_lost`: why NotReady nodes do not count as lost, if
+    most nodes are NotReady; otherwise empty."""
 
     lost_nodes: Mapping[str, str]
     newly_silent: frozenset[str]
@@ -241,7 +241,7 @@ def _loss_of_open(
 ) -> Loss | None:
     if pod.gates or pod.required_node is None:
         return None
-    if assessment.why_not_lost:
+    if assessment.why_not_lost:  # most nodes are NotReady: no other one could take it
         return None
     if pod.required_node not in assessment.usable_nodes:
         return Loss.UNBOUND

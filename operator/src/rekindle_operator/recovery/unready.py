@@ -2,7 +2,8 @@
 
 NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works;
-so does a pod that responds to the operator, while no fresh report says anything of the node.
+so does a pod that responds to the operator, while no fresh report says anything of the node. Tasks
+that are silent for a moment prove nothing: the network may have lost a few packets.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
@@ -51,9 +52,11 @@ def assess_unready(
 
     responding_pods = nodes_with_responding_pods(snapshot, now, timing) - evidence.reported_nodes
 
+    may_work = evidence.alive_nodes | evidence.briefly_silent_nodes | responding_pods
+
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)
-        if node.name in evidence.alive_nodes | responding_pods or (most_unready and responds):
+        if node.name in may_work or (most_unready and responds):
             return False
         return node.name in confirmed or not (most_unready or responds)
 

@@ -2,10 +2,12 @@
 
 Pure. Names contain all that garbage collection needs to know of an object without reading it:
 
-  manifests/<seq>.json entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
-  state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow logs/<segment
-  id>/<partition>/<replica>-<incarnation>/<file of an output log> sources/<operator id of the
-  source>.json    the files that a source was first read from; never deleted
+  manifests/<seq>.json
+  entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
+  state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow
+  logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
+  sources/<operator id of the source>.json
+      the files that a source was first read from; never deleted
 
 The digest of an entry is of its state, however that is laid out; of a state object, of its bytes.
 The token is unique for each writer: equal content that is saved twice has two objects, so that a

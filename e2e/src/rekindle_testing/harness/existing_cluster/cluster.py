@@ -136,7 +136,7 @@ class ExistingCluster(Cluster):
         for node in items(self.kubectl, "nodes"):
             if _takes_pods(node):
                 name = node["metadata"]["name"]
-                self.nodes[name] = ExistingNode(name, self._run, self.kubectl, self.core)
+                self.nodes[name] = ExistingNode(name, self._run, self.kubectl, self.core_api)
         if len(self.nodes) < _MIN_NODES:
             raise ClusterNotUsable(
                 f"{len(self.nodes)} nodes take pods, and replicas need {_MIN_NODES}: uncordon or "
@@ -214,7 +214,7 @@ class ExistingCluster(Cluster):
         }
         self.apply(claim)
         volume = Volume(
-            self.core,
+            self.core_api,
             self.namespace,
             name,
             self._settings.pipelines_image,

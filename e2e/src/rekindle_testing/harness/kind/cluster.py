@@ -183,7 +183,7 @@ class KindCluster(Cluster):
         return lease.spec and lease.spec.renew_time
 
     def _is_ready(self, name: str) -> bool:
-        status = self.core.read_node(name).status
+        status = self.core_api.read_node(name).status
         conditions = (status and status.conditions) or []
         return any((c.type, c.status) == ("Ready", "True") for c in conditions)
 
