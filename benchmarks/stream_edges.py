@@ -109,7 +109,7 @@ class Readers:
                 if keyed
                 else Subscription("s", n, from_epoch=0),
                 partial(self._deliver, n),
-                lambda: True,
+                lambda: True,  # has space for more
             )
             for n in range(edges)
         ]

@@ -209,11 +209,11 @@ def test_a_volume_is_updated_after_a_writer_was_killed(tmp_path: Path) -> None:
 # --- the root of a container ------------------------------------------------
 
 
-def test_only_folders_of_the_system_and_of_nodes_have_no_overlay() -> None:
+def test_disks_outside_of_system_folders_and_the_nodes_data_get_an_overlay() -> None:
     points = ["/", "/dev/shm", "/run", "/runner", "/data", "/data/node-1", "/data2"]
     lines = [f"1 1 8:1 / {point} rw shared:1 - ext4 /dev/vda rw" for point in points]
-    found = rootfs.storage_below_root("\n".join(lines), "/data")
-    assert found == ["/data2", "/runner"]
+    overlaid = rootfs.storage_below_root("\n".join(lines), "/data")
+    assert overlaid == ["/data2", "/runner"]
 
 
 # --- tokens -----------------------------------------------------------------

@@ -22,7 +22,7 @@ def node(name: str, **more: object) -> NodeView:
         uid=f"uid-{name}",
         version=1,
         ready=True,
-        ready_since=0.0,
+        readiness_changed_at=0.0,
         cordoned=False,
         taints=(),
         labels={},

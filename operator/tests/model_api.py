@@ -185,13 +185,13 @@ class ModelOperator:
     def deliver(self) -> None:
         """Send all changes to the cache, except for kinds with a stalled watch."""
         model, version = self.model, self.model.version
-        if "pods" not in model.views_of_stalled:
+        if "pods" not in model.views_of_stalled_watches:
             self.cache.pods.replace(list(model.raw_pods.values()), version)
-        if "nodes" not in model.views_of_stalled:
+        if "nodes" not in model.views_of_stalled_watches:
             self.cache.nodes.replace([node_json(n) for n in model.nodes.values()], version)
-        if "leases" not in model.views_of_stalled:
+        if "leases" not in model.views_of_stalled_watches:
             self.cache.leases.replace([lease_json(x) for x in model.leases.values()], version)
-        if "topologies" not in model.views_of_stalled:
+        if "topologies" not in model.views_of_stalled_watches:
             topologies: list[Mapping[str, Any]] = [
                 topology_json(t) for t in model.topologies.values()
             ]

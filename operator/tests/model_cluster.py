@@ -99,7 +99,7 @@ class ModelCluster(ModelState):
         self.creating_containers = creating_containers_since(
             self.creating_containers, pods, self.now
         )
-        views: dict[str, Any] = {**self.views(pods), **self.views_of_stalled}
+        views: dict[str, Any] = {**self.views(pods), **self.views_of_stalled_watches}
         return Snapshot(
             **views,
             generation_records=tuple(

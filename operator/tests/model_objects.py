@@ -17,7 +17,7 @@ def node_json(node: NodeView) -> dict[str, Any]:
     ready = {
         "type": "Ready",
         "status": "True" if node.ready else "Unknown",
-        "lastTransitionTime": rfc3339(node.ready_since),
+        "lastTransitionTime": rfc3339(node.readiness_changed_at),
     }
     meta = {
         "name": node.name,

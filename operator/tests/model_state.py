@@ -50,7 +50,7 @@ class ModelState:
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.reported_silent_since: dict[IncarnationRef, float] = {}
         self.quarantined: dict[str, float] = {}  # node -> since when
-        self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}
+        self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}  # prescribed by tests
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
         self.refused_segments: set[str] = set()  # names of segments whose pods are refused
@@ -81,12 +81,14 @@ class ModelState:
         self.opened: dict[str, float] = {}  # pod -> when the scheduler first saw it without gates
         self.report_delay_s = 0.0  # how old what coordinators write is when the operator reads it
         self.reports_lost = False  # coordinators cannot write; their Leases are still renewed
-        self.report_times: dict[str, float] = {}  # by uid: when its report was last known true
+        self.report_times: dict[
+            str, float
+        ] = {}  # by topology uid: when its coordinator's report was last known true
         self.phases: Mapping[str, PhaseTime] = {}
         self.pod_times: Mapping[str, PodTimes] = {}
         self.readiness_times: Mapping[str, ReadinessTime] = {}
         # kind -> what its watch has delivered so far
-        self.views_of_stalled: dict[str, tuple[Any, ...]] = {}
+        self.views_of_stalled_watches: dict[str, tuple[Any, ...]] = {}
 
     # --- changes ---------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class ModelState:
             uid=f"uid-{name}-{version}",
             version=version,
             ready=True,
-            ready_since=self.now + self.api_and_kubelets_ahead_s,
+            readiness_changed_at=self.now + self.api_and_kubelets_ahead_s,
             cordoned=False,
             taints=more.get("taints", ()),
             labels={"kubernetes.io/hostname": name, **more.get("labels", {})},
@@ -135,18 +137,18 @@ class ModelState:
             self.nodes[name] = replace(
                 self.nodes[name],
                 ready=ready,
-                ready_since=self.now + self.api_and_kubelets_ahead_s,
+                readiness_changed_at=self.now + self.api_and_kubelets_ahead_s,
                 version=version,
             )
 
     def stall(self, *kinds: str) -> None:
         """From now on the operator sees no change of pods, nodes, leases or topologies."""
         views = self.views(self.pods())
-        self.views_of_stalled |= {kind: views[kind] for kind in kinds}
+        self.views_of_stalled_watches |= {kind: views[kind] for kind in kinds}
 
     def resume(self) -> None:
         """The watches are connected again and have caught up."""
-        self.views_of_stalled.clear()
+        self.views_of_stalled_watches.clear()
 
     def remove_node(self, name: str) -> None:
         self.dead.add(name)

@@ -17,7 +17,7 @@ def node(name: str, cpu_m: int, memory: int = 100, pods: int = 10, **more: Any) 
         uid=name,
         version=1,
         ready=True,
-        ready_since=0.0,
+        readiness_changed_at=0.0,
         cordoned=False,
         taints=more.get("taints", ()),
         labels=more.get("labels", {}),

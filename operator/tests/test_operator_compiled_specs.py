@@ -71,14 +71,14 @@ def test_a_pass_without_topologies_drops_none(compiled: list[str]) -> None:
     assert len(compiled) == len(specs)
 
 
-def test_each_pass_begins_with_the_cache(cluster: ModelCluster) -> None:
+def test_each_pass_tells_the_cache_that_it_begins(cluster: ModelCluster) -> None:
     cluster.settle()
     assert any(name == "flights" for name, _ in compiled_specs._COMPILED_SPECS._used)
     reconcile(Snapshot(), cluster.now)
     assert not compiled_specs._COMPILED_SPECS._used
 
 
-def test_a_spec_is_still_compiled_before_any_pass() -> None:
+def test_a_spec_is_compiled_even_before_the_first_pass() -> None:
     result = compiled_specs.compile_spec("flights", flights_spec())
     assert isinstance(result, compiled_specs.Compiled)
 

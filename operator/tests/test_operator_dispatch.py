@@ -119,7 +119,7 @@ def test_however_many_namespaces_hang_the_others_are_served(
         doer.released.set()
 
 
-def test_a_hanging_namespace_gets_two_workers(
+def test_each_namespace_gets_two_workers_before_any_gets_more(
     doer: Doer,
 ) -> None:
     bad = [scheduled(f"hang{n}", f"bad/t{n}") for n in range(8)]

@@ -160,7 +160,7 @@ def test_priorities_and_queries_change_in_place(running: ModelCluster) -> None:
     assert "flights-g2" in running.generation_records
 
 
-def test_a_template_changes_only_the_disk_of_tasks(
+def test_a_template_with_a_data_volume_keeps_the_other_volumes(
     cluster: ModelCluster,
 ) -> None:
     larger = {"volumes": [{"name": "data", "emptyDir": {"sizeLimit": "20Gi"}}]}
@@ -187,6 +187,7 @@ def test_the_plan_counts_devices_that_a_template_requests(
         assert resources["limits"] == requested["limits"]
         assert resources["requests"].keys() == {"cpu", "memory"}
         assert (pod.requests.cpu_m, pod.requests.memory) == (3000, 1024**3)
+        assert pod.requests.others == (("example.com/gpu", 1),)
 
 
 def test_a_fused_tasks_limits_are_the_highest_of_its_nodes(cluster: ModelCluster) -> None:
@@ -347,7 +348,7 @@ def test_a_changed_segment_is_replaced_and_the_others_stay(running: ModelCluster
     assert generations["alarms"] == 1
 
 
-def test_suspension_stops_tasks_first_and_is_no_recovery(
+def test_suspension_stops_all_pods_and_is_no_recovery(
     running: ModelCluster,
 ) -> None:
     slots = running.status()["slots"]

@@ -325,7 +325,7 @@ def test_a_leader_creates_a_deleted_lease_again() -> None:
     renewed = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
     assert renewed.leads(0.8), "by its last renewal"
     assert not renewed.leads(TIMING.renew_deadline_s), "another may have led by a third Lease"
-    assert not renewed.has_led
+    assert not renewed.has_led_by_its_lease
 
 
 def test_timing_that_allows_two_leaders_is_refused() -> None:

@@ -38,7 +38,7 @@ def node(name: str) -> NodeView:
         uid=name,
         version=1,
         ready=True,
-        ready_since=NOW - 600,
+        readiness_changed_at=NOW - 600,
         cordoned=False,
         taints=(),
         labels={},
@@ -357,7 +357,7 @@ def test_a_kubelet_out_of_reach_excludes_its_node_only_for_a_while() -> None:
     assert usable(world({**ALL, "a": never}, ALL)) == set("abc")
 
 
-def test_all_nodes_are_probed_while_some_are_suspected() -> None:
+def test_all_nodes_are_probed_while_a_report_is_late() -> None:
     snapshot = world({n: replace(ANSWERS, sent_at=NOW - 2) for n in "abc"}, ALL)
     spare = replace(snapshot, nodes=(*snapshot.nodes, node("d")))
     assert "d" in {n.name for n in kubelets_to_probe(spare, set(), NOW, TIMING)}

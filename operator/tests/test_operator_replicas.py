@@ -25,7 +25,7 @@ def node(name: str, ready: bool) -> NodeView:
         uid=name,
         version=1,
         ready=ready,
-        ready_since=NOW - 60,
+        readiness_changed_at=NOW - 60,
         cordoned=False,
         taints=(),
         labels={},

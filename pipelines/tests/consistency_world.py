@@ -221,7 +221,7 @@ class Task:
     links: dict[Channel, Link] = field(default_factory=dict)
     states: dict[int, int] = field(default_factory=lambda: {0: 0})  # by attempt; 0: the stable one
     arrived: dict[int, float] = field(default_factory=dict)  # first arrival of each epoch
-    read_again: int = 0  # how often a channel was read again
+    stable_resumed: int = 0  # how often a channel was read again
     most_buffered: tuple[int, int] = (0, 0)  # epochs and bytes
     woken_at: float | None = None
 
@@ -278,7 +278,7 @@ class Task:
                 link = self.links[channel]
                 read = link.stream.stable_and_done[: link.next_stable]
                 assert len([r for r in read if r.kind is BatchKind.STABLE]) == from_epoch
-                self.read_again += 1
+                self.stable_resumed += 1
             case RequestPostponement() | EndPostponement() | AnswerPartner():
                 self.world.send_to_partner(self, effect)
 

@@ -18,7 +18,7 @@ from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInp
 from rekindle.streams.log import OutputLog
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
-from rekindle.task.discard import discard_marked
+from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import continue_log
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.loop import EpochLoop
@@ -147,7 +147,7 @@ class World:
             MemorySink(),
         )
         state = start or TaskState(NO_EPOCH, NO_WATERMARK, State())
-        discard_marked(directory)
+        discard_log_if_marked(directory)
         self.log = OutputLog(directory, "s", 0, SCHEMA)
         earlier = continue_log(self.log, directory, state.epoch, has_no_partners=replicas == 1)
         self.earlier = earlier

@@ -91,7 +91,7 @@ def test_the_newest_manifest_is_read_as_written(store: Store) -> None:
     assert ManifestStore(store, "other").newest() is None
 
 
-def test_of_two_coordinators_with_the_same_number_one_commits(store: Store) -> None:
+def test_of_two_manifests_with_the_same_number_one_is_committed(store: Store) -> None:
     attempts = [manifest(5, fence=f) for f in range(8)]
     with ThreadPoolExecutor(8) as pool:
         won = list(pool.map(lambda m: ManifestStore(store, "u").write(m), attempts))
@@ -954,7 +954,7 @@ def test_objects_with_unknown_names_are_kept() -> None:
 def test_spilled_logs_of_replicas_that_are_gone_are_garbage() -> None:
     ref = EntryRef(9, None, "")
     logs = [
-        SpilledLogName("s", 0, 0, 2),  # its successor spills too
+        SpilledLogName("s", 0, 0, 2),  # a later incarnation has spilled too
         SpilledLogName("s", 0, 0, 10),
         SpilledLogName("s", 0, 1, 2),  # the other replica
         SpilledLogName("gone", 0, 0, 1),

@@ -242,7 +242,7 @@ def test_a_long_failure_costs_bounded_memory() -> None:
     (task,) = world.tasks
     assert task.most_buffered[0] < 100
     assert task.most_buffered[1] < 125 * EPOCH_BYTES
-    assert task.read_again == 1
+    assert task.stable_resumed == 1
     assert [r.value for r in task.stream.stable] == failure_free(options, world.epochs)[0]
     assert task.core.state is ConsistencyState.STABLE
 

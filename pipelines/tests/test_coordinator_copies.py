@@ -114,7 +114,7 @@ def test_a_checkpoint_with_other_results_makes_no_witness_of_a_copy() -> None:
 
 def test_results_that_left_the_response_are_still_those_of_the_checkpoint() -> None:
     comparison = wrong_donor()
-    comparison.observed(DONOR, {12: EpochDigests(state="state")})
+    comparison.observed(DONOR, {12: EpochDigests(state="saved")})
     comparison.committed(DONOR, 12)
     comparison.observed(OTHER, after(9, RIGHT))
     assert comparison.diverged.keys() == {OTHER.slot}
@@ -192,7 +192,7 @@ def test_copies_that_differ_from_each_other_compute_again() -> None:
     start_copy(comparison, COPY, 9, WRONG)
     start_copy(comparison, OTHER, 9, RIGHT)
     assert [comparison.boot_to_restart(by.slot) for by in (COPY, OTHER)] == ["a", "a"]
-    assert len(comparison.take_untrusted()) == 1
+    assert len(comparison.take_untrusted_output()) == 1
 
 
 def copies_that_differ() -> DigestComparison:
@@ -240,7 +240,7 @@ def test_a_newcomer_that_starts_in_a_dispute_computes_again() -> None:
     comparison.observed(DONOR, WRONG)
     comparison.observed(OTHER, RIGHT)
     assert comparison.boot_to_restart(COPY.slot) is None
-    assert comparison.observed(COPY, {}, copied_through=9)
+    assert comparison.observed(COPY, {}, copied_through=9), "its boot has to end"
     assert comparison.boot_to_restart(COPY.slot) == "a"
     assert MID in comparison.disputes
 
@@ -291,14 +291,14 @@ def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> 
     start_copy(comparison, OTHER, 9, WRONG)
     comparison.checkpoint_differed(DONOR.slot, incarnation=1, epoch=5)
     assert comparison.boot_to_restart(OTHER.slot) == "a"
-    assert [found.after for found in comparison.take_untrusted()] == [-1]
+    assert [found.after for found in comparison.take_untrusted_output()] == [-1]
 
 
 # --- any history ---
 
 
 class Replica:
-    """`state`: the chained digest after its newest epoch, and whether it is wrong."""
+    """`chained`: the chained digest after its newest epoch, and whether it is wrong."""
 
     def __init__(self, slot: Slot, incarnation: int = 1) -> None:
         self.slot = slot
@@ -307,7 +307,7 @@ class Replica:
         self.restored_from: int | None = None
         self.copied_through: int | None = None
         self.started = False
-        self.epoch, self.state, self.wrong = -1, chained_digest_from(-1), False
+        self.epoch, self.chained, self.wrong = -1, chained_digest_from(-1), False
         self.results: Results = {}
 
     @property
@@ -319,16 +319,16 @@ class Replica:
         self.started, self.restored_from, self.copied_through = False, None, None
         self.results = {}
 
-    def start(self, epoch: int, state: str, wrong: bool) -> None:
+    def start(self, epoch: int, chained: str, wrong: bool) -> None:
         self.started = True
-        self.epoch, self.state, self.wrong = epoch, state, wrong
+        self.epoch, self.chained, self.wrong = epoch, chained, wrong
 
     def compute(self, faulty: bool) -> None:
         self.epoch += 1
         self.wrong |= faulty
         digest = f"d{self.epoch}" + ("!" if self.wrong else "")
-        self.state = chain_digest(self.state, self.epoch, 0, digest)
-        self.results[self.epoch] = EpochDigests(self.state, digest)
+        self.chained = chain_digest(self.chained, self.epoch, 0, digest)
+        self.results[self.epoch] = EpochDigests(self.chained, digest)
 
 
 class Histories:
@@ -366,7 +366,7 @@ class Histories:
         if self.comparison.is_untrusted(giver.slot):
             self.restore(new)
         else:
-            self.moving[at] = (giver.epoch, giver.state, giver.wrong)
+            self.moving[at] = (giver.epoch, giver.chained, giver.wrong)
 
     def start(self, at: int) -> None:
         if at in self.moving:
@@ -394,7 +394,7 @@ class Histories:
         agreed = [comparison.agree_through(replica.slot, r.slot) for r in others]
         if replica.epoch <= comparison.witnessed(MID) or min(agreed, default=0) >= replica.epoch:
             assert not replica.wrong
-            self.committed = (replica.epoch, replica.state, False)
+            self.committed = (replica.epoch, replica.chained, False)
             comparison.committed(replica.by, replica.epoch)
 
     def obey(self) -> None:

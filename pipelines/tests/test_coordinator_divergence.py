@@ -731,7 +731,7 @@ def test_what_another_replica_has_agreed_with_is_right_although_the_state_differ
     comparison.observed(computation(0), chained(digests[:6]))
     comparison.observed(computation(1), chained(digests[: through + 1]))
     comparison.checkpoint_differed(REPLICAS[1], incarnation=1, epoch=3)
-    assert [found.after for found in comparison.take_untrusted()] == untrusted
+    assert [found.after for found in comparison.take_untrusted_output()] == untrusted
 
 
 def test_a_contradiction_counts_while_the_partner_runs_another_engine() -> None:

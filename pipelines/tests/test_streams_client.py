@@ -82,7 +82,7 @@ def test_a_delayed_reader_still_leaves_a_silent_replica() -> None:
         io.stop()
 
 
-def test_a_replica_that_cannot_be_reached_has_no_large_epoch() -> None:
+def test_a_connection_that_is_not_made_is_no_timed_out_call() -> None:
     """Its machine or the network is gone: with each longer deadline it would be found later."""
     with socket.socket() as full:
         full.bind((ADDRESS, 0))

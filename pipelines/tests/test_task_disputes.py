@@ -15,7 +15,7 @@ from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.log import OutputLog
 from rekindle.task.core.status import KEPT_DIGESTS, REPORTED_DIGESTS
-from rekindle.task.discard import discard_marked, mark_for_discard
+from rekindle.task.discard import discard_log_if_marked, mark_for_discard
 from rekindle.task.state import TaskState
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.waiting import eventually
@@ -117,6 +117,6 @@ def test_a_log_that_was_marked_is_deleted_once(tmp_path: Path) -> None:
     directory = tmp_path / "log" / "s" / "0"
     World(directory).run_to(3)
     mark_for_discard(directory)
-    assert discard_marked(directory)
-    assert not discard_marked(directory)
+    assert discard_log_if_marked(directory)
+    assert not discard_log_if_marked(directory)
     assert OutputLog(directory, "s", 0, SCHEMA).last == -1

@@ -10,7 +10,7 @@ from task_world import SINK, World
 from rekindle.engine.model import State
 from rekindle.errors import DifferentResults, NotDeterministic
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.discard import discard_marked, mark_comparison, mark_for_discard
+from rekindle.task.discard import discard_log_if_marked, mark_comparison, mark_for_discard
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -113,7 +113,7 @@ def test_a_task_whose_results_all_differ_stays_failed(home: Path) -> None:
     with pytest.raises(NotDeterministic, match="change the operator's definition"):
         Boot(home, replicas=1)
     mark_for_discard(home)
-    assert discard_marked(home)
+    assert discard_log_if_marked(home)
     assert Boot(home, replicas=1).run().sums() == SUMS
 
 

@@ -1,12 +1,12 @@
 """Executes the actions of a pass, several at a time, so that none blocks another.
 
-Each action has its own back-off. A topology, and a namespace while others wait, gets a few of the
-workers at most. A call that hangs no longer counts, and a namespace in which several hang gets no
-more workers: however many namespaces hang, the others are served. A pass ends when all actions are
-done, or when the rest waits for calls that hang. Those continue, and their actions are not started
-a second time meanwhile. Actions that have not started, or one on which they depend has failed, are
-decided again by the next pass, except Events that only had no time to start: they are kept, since
-no later pass finds them again.
+Each action has its own back-off. A topology gets a few of the workers at most, and each namespace
+two of them before any gets more. A call that hangs no longer counts, and a namespace in which
+several hang gets no more workers: however many namespaces hang, the others are served. A pass ends
+when all actions are done, or when the rest waits for calls that hang. Those continue, and their
+actions are not started a second time meanwhile. Actions that have not started, or one on which they
+depend has failed, are decided again by the next pass, except Events that only had no time to start:
+they are kept, since no later pass finds them again.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -28,7 +28,7 @@ from rekindle_operator.retries import Retries
 
 WORKERS = 8
 _WORKERS_PER_TOPOLOGY = 3
-_WORKERS_PER_NAMESPACE = 2  # while another namespace waits
+_WORKERS_PER_NAMESPACE = 2  # before another one gets more
 _MAX_HANGING = 2  # calls of a namespace, until no more are started in it
 _THREADS_PER_WORKER = 16  # all but one may hang: a call ends after 13 s at most (`calls`)
 STALL_S = 1.0  # a pass does not wait for a call that takes longer

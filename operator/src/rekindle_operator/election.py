@@ -87,7 +87,7 @@ class Candidate:
         return self.seen is not None and self._is_mine(self.seen)
 
     @property
-    def has_led(self) -> bool:
+    def has_led_by_its_lease(self) -> bool:
         """It was the leader by the Lease that it holds."""
         return self.is_holder and self.led_uid == self.known_uid
 

@@ -134,7 +134,7 @@ class Leader:
             self._thread.join(_RELEASE_TIMEOUT_S)  # a renewal may be in progress
         # A new Lease by which no replica has led must not be released: an earlier leader may still
         # act.
-        if self._candidate.seen is None or not self._candidate.has_led:
+        if self._candidate.seen is None or not self._candidate.has_led_by_its_lease:
             return
         try:
             self._put(released(self._candidate.seen))

@@ -152,7 +152,7 @@ def node_view(raw: Json) -> NodeView:
         uid=meta["uid"],
         version=version_of(raw),
         ready=ready.get("status") == "True",
-        ready_since=parse_time(ready.get("lastTransitionTime")),
+        readiness_changed_at=parse_time(ready.get("lastTransitionTime")),
         cordoned=bool(spec.get("unschedulable")),
         taints=tuple(
             Taint(t["key"], t.get("value", ""), t["effect"]) for t in spec.get("taints") or ()

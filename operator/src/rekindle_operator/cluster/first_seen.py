@@ -58,7 +58,7 @@ def readiness_times(
     """By uid: when the last change of each node's Ready condition was seen."""
     times = {}
     for node in nodes:
-        transition = node.ready, node.ready_since
+        transition = node.ready, node.readiness_changed_at
         known = before.get(node.uid)
         same = known is not None and known.transition == transition
         times[node.uid] = known if known is not None and same else ReadinessTime(transition, now)

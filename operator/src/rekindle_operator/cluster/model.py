@@ -58,7 +58,7 @@ class NodeView:
     uid: str
     version: int
     ready: bool
-    ready_since: float  # last change of the Ready condition, by its kubelet's clock
+    readiness_changed_at: float  # last change of the Ready condition, by its kubelet's clock
     cordoned: bool
     taints: tuple[Taint, ...]
     labels: Mapping[str, str]

@@ -89,12 +89,13 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
-    """A topology, the actions that accept its newest generation, and the state of its slots.
+    """A topology, the actions on its generation records (accept the newest generation, delete
+    unused ones), and the state of its slots.
     `superseded`: states of lost tasks that their successors in planned moves replace. `replicas`:
     each under both of its numbers. `given_up`: moves to emptier nodes that end now."""
 
     context: ReconcileContext
-    accepting: tuple[Action, ...]
+    record_actions: tuple[Action, ...]
     states: tuple[SlotState, ...]
     superseded: tuple[SlotState, ...]
     replicas: tuple[SlotPair, ...]
@@ -210,12 +211,12 @@ def report_undecided(
 
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
-    context, accepting = build_context(view, pass_inputs)
+    context, record_actions = build_context(view, pass_inputs)
     moves = moves_in_progress(context, observe_slots(context))
     moved = with_moves(context, moves.replicas, moves.leaving)
     states = roll_next(context, moved.states)
     return ObservedTopology(
-        context, tuple(accepting), states, moved.superseded, moves.replicas, moves.given_up
+        context, tuple(record_actions), states, moved.superseded, moves.replicas, moves.given_up
     )
 
 
@@ -273,20 +274,21 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        return TopologyActions(key, needs.observed.accepting)
+        return TopologyActions(key, needs.observed.record_actions)
 
     # 1. The coordinator, which does not wait for the plan.
     actions = [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events; then the record of a new generation, which waits for the status.
-    actions += [*_report(needs, plan), *needs.observed.accepting]
+    actions += [*_report(needs, plan), *needs.observed.record_actions]
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
     if coordinator.create or any(r.due for r in replaced):
         actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
-    unplaced = [*(r.state for r in replaced), *(g.state for g in needs.observed.given_up)]
-    actions += nodes_to_avoid(unplaced, context.pass_inputs.losses)
+    # Their nodes did not run them, or gave wrong results.
+    leaving = [*(r.state for r in replaced), *(g.state for g in needs.observed.given_up)]
+    actions += nodes_to_avoid(leaving, context.pass_inputs.losses)
     actions += [r.create for r in replaced if r.due]
     actions += open_gates(plan_input, plan)
 
@@ -367,10 +369,10 @@ def _report_failure(
     if isinstance(error, StillCompiling):
         return report_undecided(view, OperatorProblem("Compiling", str(error)), now, missing)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
-    accepting = observed.accepting if observed is not None else ()
+    record_actions = observed.record_actions if observed is not None else ()
     generations = observed.context.generations if observed is not None else None
     report = report_undecided(view, problem, now, missing, generations).actions
-    return TopologyActions(view.key, (*report, *accepting), error)
+    return TopologyActions(view.key, (*report, *record_actions), error)
 
 
 def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:

@@ -24,7 +24,7 @@ def mark_for_discard(log: Path) -> bool:
     return is_new
 
 
-def discard_marked(log: Path) -> bool:
+def discard_log_if_marked(log: Path) -> bool:
     """Delete the log if it is marked; then files that sinks have written from it are marked for
     comparison. Returns whether it was marked. Raises OSError."""
     marker = _marker_of(log)

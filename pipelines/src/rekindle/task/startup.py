@@ -44,7 +44,7 @@ from rekindle.task.core.start import (
     StateArrived,
 )
 from rekindle.task.core.status import TaskStatus
-from rekindle.task.discard import discard_marked
+from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
@@ -264,7 +264,7 @@ class Startup:
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config
-        if discard_marked(config.log_directory):
+        if discard_log_if_marked(config.log_directory):
             _log.warning("the output log was discarded: its epochs are computed again")
         return OutputLog(
             config.log_directory,

@@ -158,7 +158,7 @@ class DigestComparison:
             return NO_EPOCH
         return records[one].agreed.get(records[other].computation, NO_EPOCH)
 
-    def take_untrusted(self) -> list[UntrustedOutput]:
+    def take_untrusted_output(self) -> list[UntrustedOutput]:
         """Untrusted output that was found since the last call."""
         found, self._untrusted = self._untrusted, []
         return found

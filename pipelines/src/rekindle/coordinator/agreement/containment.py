@@ -280,7 +280,7 @@ class Containment:
         """Hold back all output and checkpoints that depend on untrusted epochs."""
         if graph is None:
             return
-        for untrusted in self.comparison.take_untrusted():
+        for untrusted in self.comparison.take_untrusted_output():
             self._untrusted.update(self._with_operators_of(untrusted.partition))
             readers = downstream(graph, untrusted.partition)
             for partition in (untrusted.partition, *readers):
