@@ -109,7 +109,7 @@ class Readers:
                 if keyed
                 else Subscription("s", n, from_epoch=0),
                 partial(self._deliver, n),
-                lambda: True,  # has space for more
+                has_buffer_space=lambda: True,
             )
             for n in range(edges)
         ]

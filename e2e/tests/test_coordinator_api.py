@@ -34,7 +34,7 @@ from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.access import coordinator_access
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
-from rekindle_testing.embedded.process_node.indexes import Reservation
+from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.fixtures.fleet import Fleet
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import eventually
@@ -55,7 +55,7 @@ class Cluster:
         self.api, self.directory = api, directory
         number = next(_numbers)
         self.namespace = f"coordinator-{number}"
-        self._network = Reservation(None)
+        self._network = IndexReservation(None)
         self.net = f"{self._network.index}.0"  # all addresses begin with 127.<net>
         api.kubectl("create", "namespace", self.namespace)
         resource = yaml.safe_load(EXAMPLE.read_text())

@@ -14,7 +14,7 @@ from rekindle_testing.embedded.process_node import logs, payloads, rootfs
 from rekindle_testing.embedded.process_node.api import ApiClient
 from rekindle_testing.embedded.process_node.environment import ConfigError, Objects, Reference
 from rekindle_testing.embedded.process_node.fields import DownwardValues
-from rekindle_testing.embedded.process_node.indexes import IndexTakenError, Reservation
+from rekindle_testing.embedded.process_node.indexes import IndexReservation, IndexTakenError
 from rekindle_testing.embedded.process_node.logs import LogQuery
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.objects import TokenReader
@@ -276,10 +276,10 @@ def test_memory_is_that_of_the_whole_tree_and_shared_pages_count_once() -> None:
 
 def test_an_address_range_has_one_owner_at_a_time() -> None:
     """The index is the second number of the addresses."""
-    first = Reservation(None)
+    first = IndexReservation(None)
     with pytest.raises(IndexTakenError, match=f"index {first.index}"):
-        Reservation(first.index)
+        IndexReservation(first.index)
     first.release()
-    Reservation(first.index).release()
+    IndexReservation(first.index).release()
     with pytest.raises(IndexTakenError, match=r"1\.\.254"):
-        Reservation(255)
+        IndexReservation(255)

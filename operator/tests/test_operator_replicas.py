@@ -50,18 +50,20 @@ def peer(name: str, on: str, **changes: object) -> PodView:
 
 
 def world(
-    pods: Iterable[PodView], nodes: Iterable[NodeView], bound_s: float = 600, **changes: Any
+    pods: Iterable[PodView], nodes: Iterable[NodeView], in_phase_s: float = 600, **changes: Any
 ) -> Snapshot:
-    """`bound_s`: since this process has seen them on their nodes."""
+    """`in_phase_s`: since this process has seen them in their phase, on their nodes."""
     pods, nodes = tuple(pods), tuple(nodes)
-    since = {p.uid: NOW - bound_s for p in pods}
+    since = {p.uid: NOW - in_phase_s for p in pods}
     changed = {n.uid: NOW - 60 for n in nodes}
     return Snapshot(pods=pods, nodes=nodes, phase_since=since, readiness_seen_at=changed, **changes)
 
 
-def deleted(*pods: PodView, settings: Settings = SETTINGS, bound_s: float = 600) -> list[DeletePod]:
+def deleted(
+    *pods: PodView, settings: Settings = SETTINGS, in_phase_s: float = 600
+) -> list[DeletePod]:
     nodes = (node("up", ready=True), node("down", ready=False))
-    actions = reconcile(world(pods, nodes, bound_s), NOW, settings)
+    actions = reconcile(world(pods, nodes, in_phase_s), NOW, settings)
     return [a for a in actions if isinstance(a, DeletePod)]
 
 
@@ -106,23 +108,23 @@ def test_replicas_of_another_release_are_not_deleted() -> None:
 
 def test_a_new_replica_is_not_deleted_at_once_again() -> None:
     """The scheduler may choose the dead node while Kubernetes calls it Ready."""
-    assert deleted(peer("c", "down"), bound_s=1) == []
+    assert deleted(peer("c", "down"), in_phase_s=1) == []
 
 
 def test_a_replica_that_no_kubelet_accepts_is_deleted() -> None:
     """Its node is dead, Kubernetes calls it Ready, and nothing else is known of it."""
-    assert deleted(peer("b", "up", accepted_by_kubelet=False), bound_s=6) == []
-    (action,) = deleted(peer("b", "up", accepted_by_kubelet=False), bound_s=12)
+    assert deleted(peer("b", "up", accepted_by_kubelet=False), in_phase_s=6) == []
+    (action,) = deleted(peer("b", "up", accepted_by_kubelet=False), in_phase_s=12)
     assert action.name == "b"
 
 
 def test_the_age_of_a_replica_counts_from_when_this_process_saw_it() -> None:
     """The leader's clock is a minute ahead of the API server's."""
     new = peer("b", "up", accepted_by_kubelet=False, created_at=NOW - 60)
-    assert deleted(new, bound_s=1) == []
-    assert [a.name for a in deleted(new, bound_s=12)] == ["b"]
+    assert deleted(new, in_phase_s=1) == []
+    assert [a.name for a in deleted(new, in_phase_s=12)] == ["b"]
 
 
-def test_the_phase_of_a_replica_begins_when_it_has_a_node() -> None:
+def test_the_phase_of_a_replica_is_timed_only_once_it_has_a_node() -> None:
     (bound, free) = peer("b", "up"), replace(peer("c", "up"), node=None)
     assert set(phase_times({}, [bound, free], NOW)) == {bound.uid}

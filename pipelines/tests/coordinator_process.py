@@ -21,7 +21,7 @@ from rekindle.coordinator.shell.settings import Settings
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
-from rekindle_testing.embedded.process_node.indexes import Reservation
+from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.fixtures.fleet import Fleet
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
@@ -152,7 +152,7 @@ async def running(
     tasks_token: str = "of t",
     status: dict[str, Any] | None = None,
 ) -> AsyncIterator[RunningCoordinator]:
-    network = Reservation(None)
+    network = IndexReservation(None)
     net = f"{network.index}.0"
     manifest = yaml.safe_load(EXAMPLE.read_text())
     manifest["spec"]["epochInterval"] = "200ms"

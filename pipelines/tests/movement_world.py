@@ -4,7 +4,7 @@ newcomers, holds and the coordinator, on links that lose, delay, duplicate, reor
 `src` makes a number each epoch, `mid` folds them, `end` folds the output of `mid`. So the state and
 the log of each replica are known for each epoch (`Model`). Replicas acknowledge what they have
 received, which may be more than they have processed, and streams drop what all have acknowledged:
-the least that adaptive buffering would keep. The store is not modelled: restoring from a checkpoint
+less than tasks keep today. The store is not modelled: restoring from a checkpoint
 gives the expected state after the highest floor so far, and the log that consumers may need.
 
 One step is a quarter of a second. All that is random comes from `World.random`.
@@ -522,7 +522,7 @@ class World:
         self.consumers = graph.consumers
         self.step = 0
         self.head = 0
-        self.pods: dict[Replica, int] = {}  # when each was created
+        self.pods: dict[Replica, int] = {}  # from which step on each is replaced, if it is dead
         self.nodes: dict[Replica, Node] = {}
         self.was_ready: set[Replica] = set()
         self.moving_away: set[Replica] = set()  # their successors are there

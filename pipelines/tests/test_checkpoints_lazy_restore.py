@@ -516,7 +516,7 @@ def test_what_was_restored_does_not_count_as_waiting(
     for runs that are not fetched: only those appended since then do."""
     with monkeypatch.context() as slow:
         slow.setattr(operator, "COMPACTION_RATIO", 0.0)
-        state = replace(fill(world, 500), credit=1 << 20)  # compaction has none of a ratio of 0
+        state = replace(fill(world, 500), credit=1 << 20)  # rows that compaction may process
     assert state.pending.sum() == 1500
     monkeypatch.setattr(compaction, "WAITING_BYTES", state.nbytes)
     state = world.restore(world.save(state, 2))

@@ -539,16 +539,16 @@ def agreed_through_15() -> World:
 
 
 def compute_again(world: World) -> None:
-    """The replica that leads has wrong results this time."""
-    leads = world.tasks[READERS[0]]
-    leads.corruption, leads.corrupt_from = "!", 14
+    """The replica that is ahead has wrong results this time."""
+    ahead = world.tasks[READERS[0]]
+    ahead.corruption, ahead.corrupt_from = "!", 14
     for _ in range(3):
         world.poll_round()
         for slot in READERS:
             world.work(slot, 1)
     world.poll_round()
     world.run_while_stuck(READERS[1], 6)
-    assert leads.state_corruption == "!"
+    assert ahead.state_corruption == "!"
 
 
 def test_agreement_on_a_wrong_input_commits_no_wrong_result() -> None:
@@ -1416,20 +1416,20 @@ def test_a_checkpoint_of_one_replica_that_ends_a_dispute_is_reported() -> None:
 def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
     interval_epochs: int, lag: int
 ) -> None:
-    """One Live replica is some epochs behind and right; the one that leads is wrong."""
-    leading, behind, reader = Slot("src", 0, 0), Slot("src", 0, 1), Slot("agg", 0, 0)
+    """One Live replica is some epochs behind and right; the one that is ahead is wrong."""
+    ahead, behind, reader = Slot("src", 0, 0), Slot("src", 0, 1), Slot("agg", 0, 0)
     parts = (SimulatedSegment("src", replicas=2), SimulatedSegment("agg", ("src",), query=True))
     world = World(parts, interval_epochs=interval_epochs)
     world.start_all()
     world.run_epochs(12)
     world.run_while_stuck(behind, lag)
-    world.tasks[leading].corruption = "!"
-    world.tasks[leading].corrupt_from = world.head + 1
+    world.tasks[ahead].corruption = "!"
+    world.tasks[ahead].corrupt_from = world.head + 1
     for _ in range(lag + 1):
         world.release_epoch()
         world.work(behind, 1)
         for _ in range(4):
-            world.work(leading, 8)
+            world.work(ahead, 8)
             world.work(reader, 8)
             world.poll_round()
         objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]

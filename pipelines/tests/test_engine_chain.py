@@ -241,15 +241,15 @@ ADAPTIVE = {"spark.sql.adaptive.enabled": "true"}
 
 
 @pytest.mark.parametrize(
-    ("sql", "repeated", "conf", "hashes"),
+    ("sql", "repeated", "conf", "runs_hashed"),
     [
         pytest.param(f"SELECT v, t, i {EXPLODED}", 1, {}, True, id="reused-plan"),
         pytest.param("SELECT v, t, n AS i FROM rows", GROUPS, {}, True, id="plan-per-call"),
-        pytest.param(f"SELECT v, t, i {EXPLODED}", 1, ADAPTIVE, False, id="an unknown plan"),
+        pytest.param(f"SELECT v, t, i {EXPLODED}", 1, ADAPTIVE, False, id="order-not-in-plan"),
     ],
 )
 def test_bits_do_not_depend_on_memory(
-    spark: Spark, sql: str, repeated: int, conf: dict[str, str], hashes: bool
+    spark: Spark, sql: str, repeated: int, conf: dict[str, str], runs_hashed: bool
 ) -> None:
     values = [v for v in LOST_ONES for _ in range(repeated)]
     operators = f"""
@@ -276,9 +276,9 @@ def test_bits_do_not_depend_on_memory(
         assert sums(chain_of(operators, "w", spark, method=Aggregation.HASHED)) != {0.0}
         chain = chain_of(operators, "w", spark)
         assert sums(chain) == {0.0}
-        assert chain.jobs == hashes + 2  # hashed if tried, sorted, and the windows that closed
+        assert chain.jobs == runs_hashed + 2  # hashed if tried, sorted, and the windows that closed
         assert sums(chain) == {0.0}
-        assert chain.jobs == hashes + 4  # a size that did not fit is not tried again
+        assert chain.jobs == runs_hashed + 4  # a size that did not fit is not tried again
     finally:
         spark.restart()
 

@@ -52,7 +52,7 @@ def spec_of(directory: Path) -> jvm.JvmSpec:
     return jvm.JvmSpec(directory / "bin/java", jvm.find_jars(directory))
 
 
-def test_the_class_path_is_sorted_and_without_mllib(tmp_path: Path) -> None:
+def test_the_class_path_has_slf4j_first_then_names_in_order_and_no_mllib(tmp_path: Path) -> None:
     assert [j.name for j in spec_of(tmp_path).jars] == ["slf4j-api-2.jar", "a.jar", "b.jar"]
 
 

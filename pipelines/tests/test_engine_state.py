@@ -67,7 +67,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MAX_SINGLE_DELTAS", 2)
     monkeypatch.setattr(compaction, "MAX_JOINED_DELTAS", 2)
     monkeypatch.setattr(compaction, "JOIN_BYTES", 1000)
-    monkeypatch.setattr(compaction, "PRUNED_DELTA_PAGES", 2)
+    monkeypatch.setattr(compaction, "PRUNE_PAGES_PER_CALL", 2)
     monkeypatch.setattr(reading, "READ_PAGES", 2)
     monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
     monkeypatch.setattr(combining, "TREE_NODE_ROWS", 12)
@@ -389,7 +389,7 @@ def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPat
 def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
     """Late rows for a large old pane, which are not worth a compaction of its pages."""
     monkeypatch.setattr(compaction, "PAGE_ROWS", 256)
-    monkeypatch.setattr(compaction, "PRUNED_DELTA_PAGES", 64)
+    monkeypatch.setattr(compaction, "PRUNE_PAGES_PER_CALL", 64)
     state = compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(10_000), 1)))
     state = compaction.compact_all(COUNTS, state)
     rng = np.random.default_rng(1)

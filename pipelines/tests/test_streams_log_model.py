@@ -276,7 +276,7 @@ def test_a_log_of_the_previous_format_is_refused_with_a_message(
     assert log.append(batch(0))
 
 
-def test_an_index_of_the_previous_format_is_refused_with_a_message(
+def test_an_outline_of_the_previous_format_is_refused_with_a_message(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "000000000000.spilled").write_text('{"name": "a", "index": []}')

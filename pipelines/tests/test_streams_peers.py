@@ -81,7 +81,9 @@ class Peer:
 def collecting(io: IoThread, got: list[int]) -> PartitionReader:
     """A reader that appends the epochs that it gets to `got`."""
     subscription = Subscription("s", 0, 0)
-    return PartitionReader(io, subscription, lambda b: got.append(b.epoch), lambda: True)
+    return PartitionReader(
+        io, subscription, lambda b: got.append(b.epoch), has_buffer_space=lambda: True
+    )
 
 
 def read_both(first: str, second: str, expected: int) -> PartitionReader:
@@ -241,7 +243,9 @@ def test_a_task_of_an_earlier_release_is_named() -> None:
     with pytest.raises(StreamRefused, match=r"Arrow Flight .* use images of one release"):
         read_once(address, ReadRequest("s", 0, 0, 1), 10)
     io = started_io()
-    reader = PartitionReader(io, Subscription("s", 0, 0), lambda b: None, lambda: True)
+    reader = PartitionReader(
+        io, Subscription("s", 0, 0), lambda b: None, has_buffer_space=lambda: True
+    )
     reader.route(routes_to(address).endpoints)
     eventually(lambda: "use images of one release" in (reader.problem() or ""))
     reader.close()
@@ -367,7 +371,7 @@ def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: 
             io,
             Subscription("s", partition, 0),
             lambda b: mine.append(b.epoch),
-            lambda: partition < 3 or draw.random() < 0.7,
+            has_buffer_space=lambda: partition < 3 or draw.random() < 0.7,
         )
 
     readers = [reader_of(partition) for partition in range(4)]

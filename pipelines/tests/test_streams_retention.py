@@ -206,7 +206,7 @@ def test_damage_above_the_floor_cuts_a_reopened_log(tmp_path: Path) -> None:
 
 
 def test_a_floor_holds_for_one_reopening(tmp_path: Path) -> None:
-    """Consumers may have been restored from an earlier checkpoint than the one before."""
+    """The next process ignores it: consumers that start again may need epochs at or below it."""
     retaining(tmp_path, 60).close()
     open_log(tmp_path).close()
     damage(tmp_path, 20)

@@ -81,22 +81,22 @@ def test_epochs_of_few_rows_are_bounded_too(rows: int) -> None:
 def test_expected_bytes_are_forgotten_when_its_epoch_is_complete() -> None:
     core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1 << 40)
     for epoch in range(100):
-        assert core.expected_bytes(LEFT, epoch, 5) == 5
-        assert core.expected_bytes(RIGHT, epoch, 7) == 12
+        assert core.announce(LEFT, epoch, 5) == 5
+        assert core.announce(RIGHT, epoch, 7) == 12
     for epoch in range(50):
         for channel in (LEFT, RIGHT):
             core.arrived(channel, batch(channel, epoch))
-    assert core.expected_bytes(LEFT, 3, 5) == 5  # repeated
+    assert core.announce(LEFT, 3, 5) == 5  # again: it is complete, and not recorded
     assert sorted(core._expected_bytes) == list(range(50, 100))
 
 
 def test_an_announcement_costs_the_same_however_far_ahead() -> None:
     core = StreamsCore([[0], [0]], next_epoch=0, watermark=0, read_ahead_bytes=1 << 40)
     for epoch in range(20_000):
-        core.expected_bytes(LEFT, epoch, 5)
+        core.announce(LEFT, epoch, 5)
     began = time.process_time()
     for epoch in range(20_000, 22_000):
-        core.expected_bytes(LEFT, epoch, 5)
+        core.announce(LEFT, epoch, 5)
     assert time.process_time() - began < 0.1
 
 

@@ -205,10 +205,10 @@ def test_epochs_of_a_boot_that_may_be_wrong_are_compared() -> None:
     assert core.step(Woken(), 0.0) == [OpenSink(3, read_first_epoch=True)]
     core.step(SinkOpened(last=20, first=0), 0.0)
     assert core.next_epoch == 8
-    from_another_epoch = SinkCore(assigned(from_epoch=0), written_through=3, compare_files_from=8)
-    from_another_epoch.step(Woken(), 0.0)
-    from_another_epoch.step(SinkOpened(last=20, first=12), 0.0)
-    assert from_another_epoch.next_epoch == 12, "not before its definition's first epoch"
+    newer_definition = SinkCore(assigned(from_epoch=0), written_through=3, compare_files_from=8)
+    newer_definition.step(Woken(), 0.0)
+    newer_definition.step(SinkOpened(last=20, first=12), 0.0)
+    assert newer_definition.next_epoch == 12, "not before its definition's first epoch"
 
 
 def test_a_changed_assignment_replaces_its_writer() -> None:

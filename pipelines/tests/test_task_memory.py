@@ -216,7 +216,7 @@ def test_calls_are_smaller_after_a_kill() -> None:
     assert sizes.spark_job_input_bytes == plan_memory().spark_job_input_bytes // 16
 
 
-def test_a_kill_in_a_small_call_does_not_shrink_calls() -> None:
+def test_a_kill_in_a_small_call_halves_its_epochs_but_not_the_byte_limit() -> None:
     sizes = CallSizes.of(plan_memory())
     sizes.killed_in(64, 640)
     assert sizes.next_call == CallBounds(32, max_bytes=plan_memory().call_bytes)
@@ -235,7 +235,7 @@ def test_calls_after_repeated_kills_do_not_grow_again() -> None:
     )
 
 
-def test_a_crash_in_small_calls_does_not_shrink_calls() -> None:
+def test_a_crash_in_a_small_call_shrinks_calls_only_until_its_epochs_are_done() -> None:
     sizes = CallSizes.of(plan_memory())
     empty = [EpochInput(n, 0, 0, (SCHEMA.empty_table(),)) for n in range(2)]
     sizes.failed(empty, EngineUnavailable("killed", -9))

@@ -98,7 +98,6 @@ class Donor:
 class Newcomer:
     def __init__(self, directory: Path, boot: str = "new-1") -> None:
         self.directory = directory
-        self.part = MovementPart(NEWCOMER, boot)
         limits = NewcomerLimits(chunk_bytes=CHUNK_BYTES, retry=BackoffPolicy(0.2, 0.5))
         self.part = MovementPart(NEWCOMER, boot, limits)
         self.boot = boot

@@ -40,7 +40,7 @@ from rekindle.protocol import (
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Segment, Topology
-from rekindle_testing.embedded.process_node.indexes import Reservation
+from rekindle_testing.embedded.process_node.indexes import IndexReservation
 
 pytestmark = pytest.mark.spark
 
@@ -238,7 +238,7 @@ def tasks_of(
     origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=2)
     document = {"name": "test", "uid": "uid-1", "generation": 1, "origin": origin.isoformat()}
     (directory / "topology.json").write_text(json.dumps({**document, "spec": spec}))
-    network = Reservation(None)
+    network = IndexReservation(None)
     made = [
         Task(directory, segment, partition, f"127.{network.index}.{at}.{partition + 1}", archive)
         for at, segment in enumerate(topology.segments)

@@ -141,7 +141,7 @@ def test_misspelt_operators_make_no_unknown_inputs() -> None:
     assert problems(manifest) == ["spec.operatrs: unknown field operatrs (did you mean operators?)"]
 
 
-def test_a_wrong_kind_hides_no_problem_of_the_spec() -> None:
+def test_a_missing_name_hides_no_problem_of_the_spec() -> None:
     manifest = good_manifest()
     del manifest["metadata"]["name"]
     manifest["spec"]["replicaz"] = 2

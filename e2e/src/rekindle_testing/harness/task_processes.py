@@ -46,7 +46,7 @@ from rekindle.protocol import PollResponse, TaskPhase
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Slot, Topology
-from rekindle_testing.embedded.process_node.indexes import Reservation
+from rekindle_testing.embedded.process_node.indexes import IndexReservation
 
 UID = "uid-1"
 _START_S = 2.0
@@ -118,7 +118,7 @@ class TaskProcesses:
         self,
         directory: Path,
         topology: Topology,
-        network: Reservation,
+        network: IndexReservation,
         origin_s: float,
         environment: Mapping[str, str],
     ) -> None:
@@ -230,7 +230,7 @@ def task_processes(
     origin_s = time.monotonic() + _START_S
     document = {"name": "test", "uid": UID, "generation": 1, "origin": origin.isoformat()}
     (directory / "topology.json").write_text(json.dumps({**document, "spec": spec}))
-    network = Reservation(None)
+    network = IndexReservation(None)
     made = TaskProcesses(directory, topology, network, origin_s, environment or {})
     try:
         yield made

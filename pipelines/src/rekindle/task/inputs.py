@@ -187,7 +187,7 @@ class StreamInputs:
 
     def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
         with self._changed:
-            total = self._core.expected_bytes(channel, epoch, size)
+            total = self._core.announce(channel, epoch, size)
         self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", total)
 
     def _thread_died(self, reason: str) -> None:

@@ -14,7 +14,7 @@ class IndexTakenError(EmbeddedError):
     """Another node on this machine has the index, or all are taken."""
 
 
-class Reservation:
+class IndexReservation:
     """Reserves an index until it is released, or until the process ends.
 
     By an abstract socket, whose name the kernel releases when the process ends.

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node import syscalls
-from rekindle_testing.embedded.process_node.indexes import Reservation
+from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.network_partition import (
     NetworkPartition,
@@ -78,7 +78,7 @@ class ProcessNode:
             raise ProcessNodeError("process nodes need Linux, for its namespaces")
         self.name = name
         self.zone = zone
-        self._reservation = Reservation(index)
+        self._reservation = IndexReservation(index)
         self._index = self._reservation.index
         self.address = f"127.{self._index}.0.1"
         self.directory = directory.absolute()

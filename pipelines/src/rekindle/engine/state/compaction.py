@@ -66,8 +66,8 @@ more, the oldest are joined to deltas of the next level, so that reads do not ha
 many."""
 JOIN_BYTES = 16 << 20
 """Limit on deltas that are joined to one; larger deltas are not copied."""
-PRUNED_DELTA_PAGES = 64
-"""Size, in pages, of the deltas whose live rows are counted in one call."""
+PRUNE_PAGES_PER_CALL = 64
+"""Size, in pages, of the deltas that one call examines for dead rows."""
 
 
 def compact(shape: RunShape, state: OperatorState) -> OperatorState:
@@ -199,7 +199,7 @@ def _prune(state: OperatorState) -> OperatorState:
             pruned = replace(delta, run=Run(live.combine_chunks()))
             deltas[at] = pruned if live.num_rows else None
         seen += delta.run.rows
-        if seen > PRUNED_DELTA_PAGES * PAGE_ROWS:
+        if seen > PRUNE_PAGES_PER_CALL * PAGE_ROWS:
             break
     return replace(state, deltas=tuple(d for d in deltas if d is not None))
 

@@ -83,7 +83,7 @@ class StreamsCore:
         """The first error is kept."""
         self.error = self.error or error
 
-    def expected_bytes(self, channel: Channel, epoch: int, size: int) -> int:
+    def announce(self, channel: Channel, epoch: int, size: int) -> int:
         """A channel will deliver so many bytes of an epoch. Returns the bytes of the epoch that all
         channels have announced: in the end they are merged, so all of them are in memory at a
         time."""
