@@ -204,7 +204,7 @@ class Simulation:
             self.scheduler.run_until(self.scheduler.now + 0.5)
             is_seen = self.scheduler.now - healed_at > _FILES_DELETED_AFTER_S
             if is_seen and self.cluster.checks.wrong_result_checks is not None:
-                self.cluster.checks.wrong_result_checks.delete_files_reported_wrong()
+                self.cluster.checks.wrong_result_checks.files.delete_wrong_ones()
             missing = self.not_done()
             if missing:
                 done_at = self.scheduler.now
