@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import (
     Endpoint,
@@ -18,6 +19,7 @@ from rekindle_operator.cluster.model import (
     Snapshot,
     TopologyView,
 )
+from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.probe import pod_responds
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.late_reports import pods_to_probe
@@ -138,20 +140,79 @@ def test_a_pod_that_never_responded_is_not_silent() -> None:
         assert lost(world({**ALL, "a": SILENT}, {**ALL, "a": results})) == set()
 
 
-@pytest.mark.parametrize("responded_ago_s", [0.5, 1.9, 2.1])
-def test_a_not_ready_node_is_kept_while_a_pod_responds(responded_ago_s: float) -> None:
-    """Its kubelet hangs, and the coordinator is being restarted."""
-    at = NOW - responded_ago_s
-    snapshot = world(
-        {**ALL, "a": SILENT}, {**ALL, "a": ProbeResults(NOW - 0.1, at, unanswered_since=NOW - 0.1)}
-    )
+def hanging_kubelet(results: ProbeResults) -> Snapshot:
+    """Node a is NotReady, and its kubelet silent. `results`: of the probes of its pod."""
+    snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": results})
     nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
-    not_ready = replace(snapshot, nodes=nodes)
-    assert lost(not_ready) == (set() if responded_ago_s <= TIMING.pod_silent_s else {"a"})
-    status: dict[str, Any] = {"dataPlane": {"tasks": []}}
-    topologies = tuple(replace(t, status=status) for t in not_ready.topologies)
-    reported = replace(not_ready, topologies=topologies, report_times={"t": NOW - 0.5})
-    assert lost(reported) == {"a"}, "a fresh report counts instead"
+    pods = tuple(
+        replace(p, slot=Slot("s", index, 0), incarnation=1) for index, p in enumerate(snapshot.pods)
+    )
+    return replace(snapshot, nodes=nodes, pods=pods)
+
+
+def with_report(snapshot: Snapshot, tasks: Mapping[str, Mapping[str, Any]]) -> Snapshot:
+    """Half a second old. `tasks`: of pods, what it says of them, beside the slot."""
+    slots = {p.name: p.slot.key for p in snapshot.pods if p.slot is not None}
+    reports = [{"slot": slots[n], "incarnation": 1, "pod": n, **t} for n, t in tasks.items()]
+    status: dict[str, Any] = {"dataPlane": {"tasks": reports}}
+    topologies = tuple(replace(t, status=status) for t in snapshot.topologies)
+    return replace(snapshot, topologies=topologies, report_times={"t": NOW - 0.5})
+
+
+@pytest.mark.parametrize("answered_ago_s", [0.5, 1.9, 9.0])
+def test_a_not_ready_node_is_kept_until_a_pod_is_silent(answered_ago_s: float) -> None:
+    """Its kubelet hangs, and the coordinator is being restarted."""
+    at = NOW - answered_ago_s
+    for unanswered_s, is_lost in ((0.1, False), (1.8, False), (2.3, True)):
+        results = ProbeResults(NOW - 0.1, at, unanswered_since=NOW - unanswered_s)
+        if unanswered_s < answered_ago_s:
+            assert lost(hanging_kubelet(results)) == ({"a"} if is_lost else set())
+
+
+def test_the_first_report_of_a_new_coordinator_may_lack_a_response() -> None:
+    """It does not wait for tasks that were never reported as ready."""
+    waits = with_report(hanging_kubelet(ANSWERS), {"pa": {"phase": "Waiting"}})
+    assert lost(waits) == set(), "the pod responds to the operator"
+    silent = with_report(
+        hanging_kubelet(ANSWERS),
+        {"pa": {"phase": "Live", "stableEpoch": 5, "suspected": True, "silentSeconds": 1.6}},
+    )
+    for silent_s, is_lost in ((1.6, False), (4.0, True)):
+        since = {silent.pods[0].ref: NOW - 0.5 - silent_s}
+        seen = replace(silent, reported_silent_since=since)
+        assert lost(seen) == ({"a"} if is_lost else set()), "the report counts"
+
+
+def test_a_pause_of_the_operator_neither_loses_nor_keeps_a_not_ready_node() -> None:
+    """It resets its timers, and what it knows of reports is as old as before."""
+    suspected = {"phase": "Live", "stableEpoch": 5, "suspected": True, "silentSeconds": 1.5}
+    silent = ProbeResults(NOW - 0.1, NOW - 50, unanswered_since=NOW - 50)
+    reported = with_report(hanging_kubelet(silent), {"pa": suspected})
+    ref = reported.pods[0].ref
+    for silent_s, is_lost in ((1.6, False), (4.0, True)):
+        reset = replace(
+            reported,
+            reported_silent_since={ref: NOW},
+            first_reported_silent={ref: NOW - 0.5 - silent_s},
+        )
+        assert lost(reset) == ({"a"} if is_lost else set())
+
+
+def test_a_pod_with_the_labels_of_another_keeps_no_node() -> None:
+    """Any user may create one, on any node."""
+    dead = hanging_kubelet(ProbeResults(NOW - 0.1, NOW - 50, unanswered_since=NOW - 50))
+    live = {"phase": "Live", "stableEpoch": 5}
+    reported = with_report(dead, {"pb": live, "pc": live})
+    assert lost(reported) == {"a"}
+    other = replace(reported.pods[1], name="other", uid="other", node="a", ip="", ready=False)
+    assert lost(replace(reported, pods=(*reported.pods, other))) == {"a"}
+
+
+def test_a_pod_that_nobody_probes_any_more_is_not_silent() -> None:
+    """It was probed only while its node was NotReady; a single probe was lost then."""
+    results = ProbeResults(NOW - 12, NOW - 12.5, unanswered_since=NOW - 12)
+    snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": results})
+    assert lost(snapshot) == set()
 
 
 def test_a_fresh_report_is_believed_instead() -> None:
@@ -215,6 +276,49 @@ def test_neighbours_of_silent_pods_are_probed_on_any_number_of_nodes() -> None:
         pod_probes={**answering, "pn7": SILENT},
     )
     assert "q" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
+
+
+@pytest.mark.parametrize("never_ready", [0, 3, 12])
+@pytest.mark.parametrize("ended_at", [-3.0, 0.0])
+def test_a_pod_that_works_is_found_among_many_that_do_not_start(
+    never_ready: int, ended_at: float
+) -> None:
+    """Node a is NotReady, with a kubelet that hangs. The coordinator there ends, a task goes on,
+    and others never start. Probes four times a second."""
+    lasting = world(ALL, ALL)
+    coordinator = replace(pod("a-first", "a"), role="coordinator", ready=False)
+    stuck = [replace(pod(f"n{i}", "a"), ready=False, was_ready=False) for i in range(never_ready)]
+    works = replace(pod("works", "a"), ready=False)
+    snapshot = replace(
+        lasting,
+        nodes=tuple(replace(n, ready=n.name != "a") for n in lasting.nodes),
+        pods=(*lasting.pods[1:], coordinator, *stuck, works),
+    )
+    kubelets, pods = ProbeState(detects_own_isolation=True), ProbeState()
+    for tick in range(-120, 32):
+        at = tick * 0.25
+        now = NOW + at
+        reported_at = now if at < -0.5 else NOW - 0.5
+        seen = replace(
+            snapshot,
+            report_times={"t": reported_at},
+            kubelet_probes=kubelets.results,
+            pod_probes=pods.results,
+        )
+        dead = {p.uid for p in stuck} | ({"a-first"} if at >= ended_at else set())
+        for probed in pods_to_probe(seen, pods.busy(now), now, TIMING):
+            pods.sent(probed.uid, now)
+            if probed.uid not in dead:
+                pods.responded(probed.uid, now)
+            pods.ended(probed.uid, now)
+        for probed_node in kubelets_to_probe(seen, kubelets.busy(now), now, TIMING):
+            kubelets.sent(probed_node.uid, now)
+            if probed_node.name != "a" or at < -25:
+                kubelets.responded(probed_node.uid, now)
+            kubelets.ended(probed_node.uid, now)
+        if now - reported_at > TIMING.report_fresh_s:
+            judged = replace(seen, kubelet_probes=kubelets.results, pod_probes=pods.results)
+            assert assess_nodes(judged, now, TIMING).lost_nodes == {}, f"{at} s"
 
 
 def test_a_pod_that_is_silent_for_long_is_probed_after_its_neighbours() -> None:

@@ -100,6 +100,8 @@ class FakeApiServer:
         self.version = 1
         self.renewed = True
         self.drops_connections = False  # it closes them without a response
+        self.refuses_every_second_list = False
+        self.lists = 0
         self.pods: dict[str, dict[str, Any]] = {}
         self.deleted: list[tuple[str, dict[str, Any]]] = []
         self.events: list[dict[str, Any]] = []
@@ -117,7 +119,11 @@ class FakeApiServer:
                     meta = {"resourceVersion": str(outer.version)}
                     self.respond(200, {"metadata": meta, "spec": {"holderIdentity": "gone"}})
                 else:
-                    self.respond(200, {"items": list(outer.pods.values())})
+                    outer.lists += 1
+                    if outer.refuses_every_second_list and outer.lists % 2:
+                        self.respond(429, {"message": "too many requests"})
+                    else:
+                        self.respond(200, {"items": list(outer.pods.values())})
 
             def do_POST(self) -> None:
                 outer.events.append(self.body())
@@ -254,6 +260,13 @@ def test_pods_on_lost_nodes_are_deleted_without_a_leader(api: FakeApiServer, clo
     assert body["gracePeriodSeconds"] == 0
     run_until(watchdog, clock, lambda: api.events)
     assert api.events[0]["reason"] == "OperatorLost"
+
+
+def test_lists_that_fail_do_not_postpone_deletions(api: FakeApiServer, clock: Clock) -> None:
+    api.add_pod("dead", "127.0.0.1", "127.0.0.1")
+    watchdog = make_watchdog(api, clock, pod_port=free_port())
+    api.renewed, api.refuses_every_second_list = False, True
+    run_until(watchdog, clock, lambda: api.deleted)
 
 
 def test_pods_whose_node_responds_are_kept(api: FakeApiServer, clock: Clock) -> None:

@@ -35,6 +35,7 @@ class TaskReport:
     missing_inputs: tuple[str, ...] = ()  # streams without which it is tentative
     durable_epoch: int | None = None  # that all its sinks have; None: it has none
     untrusted: bool = False  # nobody may read it
+    pod: str = ""  # its name
 
     @property
     def responds(self) -> bool:
@@ -142,6 +143,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         missing_inputs=tuple(str(name) for name in _entries(raw, "missingInputs")),
         durable_epoch=_integer(raw.get("durableEpoch")),
         untrusted=raw.get("untrusted") is True,
+        pod=str(raw.get("pod") or ""),
     )
 
 

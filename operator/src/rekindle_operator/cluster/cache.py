@@ -95,6 +95,7 @@ class ClusterCache:
         self.topologies_stalled = False  # lists of topologies fail
         self._crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[IncarnationRef, float] = {}
+        self._first_silent: dict[IncarnationRef, float] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
         self.kubelet_probes = ProbeState(detects_own_isolation=True)
@@ -231,17 +232,14 @@ class ClusterCache:
         process's clock."""
         now = self._clock()
         self._reports.observe(view, now)
-        suspected = {
-            IncarnationRef(view.uid, t.slot, t.incarnation): max(
-                now - t.silent_s, self._timers_reset_at
-            )
+        first = {
+            IncarnationRef(view.uid, t.slot, t.incarnation): now - t.silent_s
             for t in view.report.tasks.values()
             if t.suspected
         }
-        kept = {r: at for r, at in self._silent_since.items() if r.topology_uid != view.uid}
-        self._silent_since = kept | {
-            r: self._silent_since.get(r, at) for r, at in suspected.items()
-        }
+        suspected = {r: max(at, self._timers_reset_at) for r, at in first.items()}
+        self._first_silent = _with_suspected(self._first_silent, first, view.uid)
+        self._silent_since = _with_suspected(self._silent_since, suspected, view.uid)
 
     # --- kept between passes --------------------------------------------------
 
@@ -353,6 +351,7 @@ class ClusterCache:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
+            first_silent = dict(self._first_silent)
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             lease_views = self.leases.views()
             report_times = dict(self._reports.as_of(topologies, lease_views, coordinators))
@@ -373,6 +372,7 @@ class ClusterCache:
             leases=leases,
             generation_records=self.generation_records.views(),
             reported_silent_since=silent,
+            first_reported_silent=first_silent,
             report_times=report_times,
             stalled_watches=self.stalled_watches,
             crd_missing_fields=self._crd_missing_fields,
@@ -398,3 +398,11 @@ def _in_namespace(
 ) -> Callable[..., Any]:
     """With `watchNamespace` the operator has no right to list other namespaces."""
     return of_all if namespace is None else partial(of_one, namespace)
+
+
+def _with_suspected(
+    before: Mapping[IncarnationRef, float], suspected: Mapping[IncarnationRef, float], uid: str
+) -> dict[IncarnationRef, float]:
+    """`before`, with the tasks of the topology `uid` that are suspected now; known times stay."""
+    kept = {ref: at for ref, at in before.items() if ref.topology_uid != uid}
+    return kept | {ref: before.get(ref, at) for ref, at in suspected.items()}

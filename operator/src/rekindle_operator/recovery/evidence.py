@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from rekindle.names import ROLE_COORDINATOR
 from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
+from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.settings import Timing
 
 
@@ -20,13 +21,15 @@ class Evidence:
     """`freshly_reported`: uids of topologies whose report is fresh; `responding_topologies`: of
     those with a task that responds to its coordinator. `alive_nodes`: nodes with such a task, or
     with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
-    fresh, and says whether it responds. `briefly_silent_nodes`: with a task that has not been
-    silent for long enough to be lost with its node."""
+    fresh, and says whether it responds. `silent_nodes`: with a task that is silent according to a
+    fresh report; `briefly_silent_nodes`: and has not been for long enough to be lost with its node.
+    """
 
     freshly_reported: frozenset[str]
     responding_topologies: frozenset[str]
     alive_nodes: frozenset[str]
     reported_nodes: frozenset[str]
+    silent_nodes: frozenset[str]
     briefly_silent_nodes: frozenset[str]
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
 
@@ -48,15 +51,15 @@ def collect_evidence(
         for uid, report in reports.items()
         for task in report.tasks.values()
     }
-    responding_refs = {ref for ref, task in tasks.items() if task.responds}
     unknown = {ref for ref, task in tasks.items() if task.is_unknown}
     reporting_coordinators = {(uid, report.fence) for uid, report in reports.items()}
     reported = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
     running = [p for p in reported if not p.terminating and not p.ended]
+    silent = [p for p in running if p.ref in snapshot.reported_silent_since]
     responding = [
         p
         for p in running
-        if p.ref in responding_refs and p.ref not in snapshot.reported_silent_since
+        if p.ref not in snapshot.reported_silent_since and _responds(p, tasks.get(p.ref))
     ]
     reporters = [
         p
@@ -69,11 +72,25 @@ def collect_evidence(
         responding_topologies=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
+        silent_nodes=frozenset(p.node for p in silent if p.node),
         briefly_silent_nodes=frozenset(
-            p.node for p in running if p.node and 0 < silences[p.ref] < timing.node_silent_s
+            p.node
+            for p in silent
+            if p.node and _silence_before_resets_s(p, snapshot) < timing.node_silent_s
         ),
         silences=silences,
     )
+
+
+def _responds(pod: PodView, task: TaskReport | None) -> bool:
+    """Whether the report is of this very pod: any user may give a pod the labels of another one."""
+    return task is not None and task.responds and task.pod in ("", pod.name)
+
+
+def _silence_before_resets_s(pod: PodView, snapshot: Snapshot) -> float:
+    """As `silence_as_of_report_s`; that this process was paused does not shorten it."""
+    since = snapshot.first_reported_silent.get(pod.ref, snapshot.reported_silent_since[pod.ref])
+    return snapshot.report_times.get(pod.owner_uid or "", since) - since
 
 
 def silence_as_of_report_s(pod: PodView, snapshot: Snapshot) -> float:

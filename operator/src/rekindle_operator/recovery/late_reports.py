@@ -10,7 +10,8 @@ in the same way.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence, Set
 from functools import partial
 
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
@@ -50,9 +51,13 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
             or now - _probed_at(pod, snapshot) >= timing.probe_interval_s
         )
     ]
-    due.sort(key=lambda p: (p.node not in urgent, _probed_at(p, snapshot)))
+    due.sort(key=lambda p: _probed_at(p, snapshot))
+    routine = [p for p in due if p.node not in urgent]
     neighbours = _neighbours(snapshot, candidates, chosen, busy, now, timing)
-    return [*neighbours[: _MAX_AT_ONCE // 2], *due][:_MAX_AT_ONCE]
+    first = [*neighbours[: _MAX_AT_ONCE // 2], *(p for p in due if p.node in urgent)]
+    # Many urgent ones, which may all be dead, do not keep the others from being probed.
+    room = _MAX_AT_ONCE - min(len(routine), _MAX_AT_ONCE // 4)
+    return [*first[:room], *routine][:_MAX_AT_ONCE]
 
 
 def _neighbours(
@@ -63,7 +68,9 @@ def _neighbours(
     now: float,
     timing: Timing,
 ) -> list[PodView]:
-    """Of each node whose chosen pod is silent, the pod that was probed longest ago."""
+    """Of each node whose chosen pod is silent, the pod that has responded last, so that it is
+    known to go on; and those that were probed longest ago: of the pods that were ready or have
+    responded, and of the others."""
 
     def is_silent(pod: PodView) -> bool:
         results = snapshot.pod_probes.get(pod.uid)
@@ -71,14 +78,42 @@ def _neighbours(
         is_long = since is not None and now - since >= timing.pod_silent_s / 2
         return is_long and _has_unanswered(pod, snapshot, now, timing)
 
-    silent = {node for node, pod in chosen.items() if is_silent(pod)}
-    found: dict[str, PodView] = {}
+    others: dict[str, list[PodView]] = {n: [] for n, pod in chosen.items() if is_silent(pod)}
     for pod in candidates:
-        if pod.node in silent and pod.uid != chosen[pod.node].uid:
-            known = found.get(pod.node)
-            if known is None or _probed_at(pod, snapshot) < _probed_at(known, snapshot):
-                found[pod.node] = pod
-    return [pod for pod in found.values() if pod.uid not in busy]
+        if pod.node in others and pod.uid != chosen[pod.node].uid:
+            others[pod.node].append(pod)
+    found: list[PodView] = []
+    for choose in (_responded_last, _probed_longest_ago_of_proven, _probed_longest_ago_of_others):
+        found += [p for pods in others.values() if (p := choose(pods, snapshot)) is not None]
+    return [pod for pod in {p.uid: p for p in found}.values() if pod.uid not in busy]
+
+
+def _responded_last(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
+    """None if none has responded, or the last probe of each is unanswered."""
+    responding = [
+        (results.answered_probe_at, pod.uid, pod)
+        for pod in pods
+        if (results := snapshot.pod_probes.get(pod.uid)) is not None
+        and results.answered_probe_at is not None
+        and results.unanswered_since is None
+    ]
+    return max(responding)[2] if responding else None
+
+
+def _probed_longest_ago_of_proven(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
+    proven = (p for p in pods if _is_proven(p, snapshot))
+    return min(proven, key=lambda p: _probed_at(p, snapshot), default=None)
+
+
+def _probed_longest_ago_of_others(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
+    others = (p for p in pods if not _is_proven(p, snapshot))
+    return min(others, key=lambda p: _probed_at(p, snapshot), default=None)
+
+
+def _is_proven(pod: PodView, snapshot: Snapshot) -> bool:
+    """Whether it was ready, or has responded."""
+    results = snapshot.pod_probes.get(pod.uid)
+    return _was_ready(pod) or (results is not None and results.answered_probe_at is not None)
 
 
 def _that_may_be_probed(snapshot: Snapshot) -> list[PodView]:
@@ -118,6 +153,7 @@ def silent_by_own_probes(
         if (
             results.answered_probe_at is None
             or now - results.answered_probe_at > timing.probe_response_max_age_s
+            or now - results.sent_at > timing.probe_interval_s  # nobody probes it any more
         ):
             continue
         first = results.unanswered_probe_since
@@ -134,6 +170,31 @@ def nodes_with_responding_pods(snapshot: Snapshot, now: float, timing: Timing) -
         responded_at = results.answered_probe_at if results is not None else None
         if pod.node and responded_at is not None and now - responded_at <= timing.pod_silent_s:
             found.add(pod.node)
+    return frozenset(found)
+
+
+def nodes_not_silent_to_probes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+    """Nodes of which a pod has responded in the last half minute, and no probe of a pod since then
+    has been unanswered for long enough to count."""
+    probed: dict[str, list[ProbeResults]] = defaultdict(list)
+    for pod in snapshot.pods:
+        if pod.node and (results := snapshot.pod_probes.get(pod.uid)) is not None:
+            probed[pod.node].append(results)
+    last_response_at = _last_response_at(snapshot)
+    found = set()
+    for node, all_results in probed.items():
+        answered_at = max((r.answered_probe_at or 0.0 for r in all_results), default=0.0)
+        first = min(
+            (
+                at
+                for r in all_results
+                if (at := r.unanswered_probe_since) is not None and at > answered_at
+            ),
+            default=None,
+        )
+        is_recent = now - answered_at <= timing.probe_response_max_age_s
+        if is_recent and (first is None or last_response_at - first < timing.pod_silent_s):
+            found.add(node)
     return frozenset(found)
 
 

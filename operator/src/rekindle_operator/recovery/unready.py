@@ -2,8 +2,8 @@
 
 NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works;
-so does a pod that responds to the operator, while no fresh report says anything of the node. Tasks
-that are silent for a moment prove nothing: the network may have lost a few packets.
+so does a pod that responds to the operator, while no fresh report calls a task of the node silent.
+A silence of a moment proves nothing: the network may have lost a few packets.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
@@ -20,7 +20,10 @@ from math import inf
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence
 from rekindle_operator.recovery.kubelets import find_silent_kubelets, responds_now
-from rekindle_operator.recovery.late_reports import nodes_with_responding_pods
+from rekindle_operator.recovery.late_reports import (
+    nodes_not_silent_to_probes,
+    nodes_with_responding_pods,
+)
 from rekindle_operator.settings import Timing
 
 _MAX_NAMED = 3  # nodes in a message
@@ -43,16 +46,19 @@ def assess_unready(
     say whether it responds (`reported_nodes`)."""
     unready = [n for n in snapshot.nodes if not n.ready]
     silent = find_silent_kubelets(snapshot, now, timing, max_response_age_s=inf)
-    alive = [n for n in unready if n.name in evidence.alive_nodes]
+    # A silence of a moment proves nothing.
+    reported_alive = evidence.alive_nodes | evidence.briefly_silent_nodes
+    alive = [n for n in unready if n.name in reported_alive]
     reported = [n for n in unready if n.name in evidence.reported_nodes]
     most_unready = 2 * len(unready) > len(snapshot.nodes)
     most_work = most_unready and 2 * len(alive) > len(reported)
     # Where a second source, a report or the silent kubelet, says that the node is lost.
     confirmed = silent if most_work else evidence.reported_nodes | silent
 
-    responding_pods = nodes_with_responding_pods(snapshot, now, timing) - evidence.reported_nodes
-
-    may_work = evidence.alive_nodes | evidence.briefly_silent_nodes | responding_pods
+    # A report that calls a task silent outweighs that its process responds to the operator.
+    responding = nodes_with_responding_pods(snapshot, now, timing) - evidence.silent_nodes
+    not_silent = nodes_not_silent_to_probes(snapshot, now, timing) - evidence.reported_nodes
+    may_work = reported_alive | responding | not_silent
 
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)

@@ -130,10 +130,14 @@ class Watchdog:
         last, pause_s = self._routine_probe_at, self._settings.timing.idle_probe_interval_s
         if last is None or now - last >= pause_s:
             self._routine_probe_at = now
-            self._probe(*self._list_pods())
+            if (listed := self._list_pods()) is not None:
+                self._probe(*listed)
 
     def _check_pods(self) -> None:
-        pods, hosts = self._list_pods()
+        listed = self._list_pods()
+        if listed is None:
+            return  # what is known of pods stays
+        pods, hosts = listed
         probed_at = self._clock()
         responses = self._probe(pods, hosts)
         self._observation = self._observation.with_responses(pods, responses, probed_at)
@@ -144,14 +148,14 @@ class Watchdog:
         for uid in self._observation.lost(pods, now, timing, probes_work=self._probes_work):
             self._delete(by_uid[uid])
 
-    def _list_pods(self) -> tuple[list[OperatorPod], set[str]]:
+    def _list_pods(self) -> tuple[list[OperatorPod], set[str]] | None:
         """The operator's pods, and the addresses of all other nodes with pods of the namespace; the
-        watchdog has a pod on each node."""
+        watchdog has a pod on each node. None if they cannot be listed."""
         settings = self._settings
         status, raw = self._api.call("GET", f"/api/v1/namespaces/{settings.namespace}/pods")
         if status != 200:
             logger.warning("pods cannot be listed: HTTP %d %s", status, raw.get("message", ""))
-            return [], set()
+            return None
         items = raw.get("items") or ()
         hosts = {str((item.get("status") or {}).get("hostIP") or "") for item in items}
         labels = [item["metadata"].get("labels") or {} for item in items]
