@@ -69,6 +69,23 @@ def test_silence_does_not_count_while_the_operator_was_down(
     assert cluster.snapshot().reported_silent_since == {SILENT: 1000.0}
 
 
+def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_first(
+    cluster: ClusterCache, clock: Clock
+) -> None:
+    one = {"suspected": True, "silentSeconds": 1.5, "suspectedSince": "2026-01-01T00:00:00Z"}
+    cluster.put_topology(report(1, **one))
+    clock.now += 20
+    cluster.reset_timers()
+    cluster.put_topology(report(2, **one))
+    found = cluster.snapshot()
+    assert found.reported_silent_since == {SILENT: 1020.0}
+    assert found.first_reported_silent == {SILENT: 998.5}
+    cluster.put_topology(report(3, **one | {"suspectedSince": "2026-01-01T00:00:19Z"}))
+    assert cluster.snapshot().first_reported_silent == {SILENT: 1018.5}, "another silence"
+    cluster.remove_topology("uid")
+    assert cluster.snapshot().first_reported_silent == {}
+
+
 def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().reported_silent_since == {SILENT: 1000.0}

@@ -83,6 +83,20 @@ def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
         assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
 
 
+def test_a_silence_begins_anew_after_a_time_without_probes() -> None:
+    """Pods could not be listed meanwhile."""
+    observation = Observation().with_responses([pod()], {pod().uid: False}, 3.0)
+    observation = observation.with_responses([pod()], {pod().uid: False}, 64.0)
+    assert observation.lost([pod()], 64.0, TIMING, probes_work=True) == []
+
+
+def test_checks_become_less_frequent_also_while_pods_cannot_be_listed() -> None:
+    observation = Observation()
+    for _ in range(60):
+        observation = observation.without_responses()
+    assert observation.pause_s(TIMING) == TIMING.longest_poll_s
+
+
 def test_checks_become_less_frequent_without_a_leader() -> None:
     observation = Observation()
     for second in range(60):

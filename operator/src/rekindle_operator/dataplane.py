@@ -27,6 +27,7 @@ class TaskReport:
     phase: TaskPhase | None  # None: a value of another version
     suspected: bool = False
     silent_s: float = 0.0  # how long it had been silent when the coordinator noticed it
+    suspected_since: str = ""  # by the coordinator's clock: it tells one silence from the next
     stable_epoch: int | None = None
     problem: str = ""
     wrong_definition: str = ""  # name of the source or operator whose definition is at fault
@@ -135,6 +136,7 @@ def _task(raw: Mapping[str, Any]) -> TaskReport:
         phase=_phase(raw.get("phase", TaskPhase.WAITING)),
         suspected=bool(raw.get("suspected", False)),
         silent_s=max(0.0, _number(raw.get("silentSeconds")) or 0.0),
+        suspected_since=str(raw.get("suspectedSince") or ""),
         stable_epoch=_integer(raw.get("stableEpoch")),
         problem=problem if isinstance(problem, str) else str(problem),
         wrong_definition=str(raw.get("refused") or ""),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -95,7 +95,7 @@ class ClusterCache:
         self.topologies_stalled = False  # lists of topologies fail
         self._crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[IncarnationRef, float] = {}
-        self._first_silent: dict[IncarnationRef, float] = {}
+        self._first_silent: dict[IncarnationRef, tuple[str, float]] = {}  # `suspected_since`, when
         self._reports = ReportAges()
         self._failures = ActionFailures()
         self.kubelet_probes = ProbeState(detects_own_isolation=True)
@@ -209,6 +209,7 @@ class ClusterCache:
         with self._lock:
             self._topologies.pop(uid, None)
             self._reports.forget(uid)
+            self._forget_silences(uid)
             self._uncreated_pods = self._uncreated_pods.without_topology(uid)
         self.request_pass()
 
@@ -224,6 +225,7 @@ class ClusterCache:
                 if self._topologies[uid].version <= version:
                     del self._topologies[uid]
                     self._reports.forget(uid)
+                    self._forget_silences(uid)
         self._topologies_listed = True
         self.request_pass()
 
@@ -233,13 +235,22 @@ class ClusterCache:
         now = self._clock()
         self._reports.observe(view, now)
         first = {
-            IncarnationRef(view.uid, t.slot, t.incarnation): now - t.silent_s
+            IncarnationRef(view.uid, t.slot, t.incarnation): (t.suspected_since, now - t.silent_s)
             for t in view.report.tasks.values()
             if t.suspected
         }
-        suspected = {r: max(at, self._timers_reset_at) for r, at in first.items()}
-        self._first_silent = _with_suspected(self._first_silent, first, view.uid)
-        self._silent_since = _with_suspected(self._silent_since, suspected, view.uid)
+        self._forget_silences(view.uid, kept=first)
+        for ref, (silence, at) in first.items():
+            self._silent_since.setdefault(ref, max(at, self._timers_reset_at))
+            known = self._first_silent.get(ref)
+            if known is None or known[0] != silence:
+                self._first_silent[ref] = silence, at
+
+    def _forget_silences(self, uid: str, kept: Container[IncarnationRef] = ()) -> None:
+        """Of a topology's tasks, but for some."""
+        for known in (self._silent_since, self._first_silent):
+            for ref in [r for r in known if r.topology_uid == uid and r not in kept]:
+                del known[ref]
 
     # --- kept between passes --------------------------------------------------
 
@@ -351,7 +362,7 @@ class ClusterCache:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
-            first_silent = dict(self._first_silent)
+            first_silent = {ref: at for ref, (_, at) in self._first_silent.items()}
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             lease_views = self.leases.views()
             report_times = dict(self._reports.as_of(topologies, lease_views, coordinators))
@@ -398,11 +409,3 @@ def _in_namespace(
 ) -> Callable[..., Any]:
     """With `watchNamespace` the operator has no right to list other namespaces."""
     return of_all if namespace is None else partial(of_one, namespace)
-
-
-def _with_suspected(
-    before: Mapping[IncarnationRef, float], suspected: Mapping[IncarnationRef, float], uid: str
-) -> dict[IncarnationRef, float]:
-    """`before`, with the tasks of the topology `uid` that are suspected now; known times stay."""
-    kept = {ref: at for ref, at in before.items() if ref.topology_uid != uid}
-    return kept | {ref: before.get(ref, at) for ref, at in suspected.items()}

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rekindle.names import ROLE_COORDINATOR
+from rekindle.names import ROLE_COORDINATOR, coordinator_pod_name
 from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
 from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.settings import Timing
@@ -21,15 +21,15 @@ class Evidence:
     """`freshly_reported`: uids of topologies whose report is fresh; `responding_topologies`: of
     those with a task that responds to its coordinator. `alive_nodes`: nodes with such a task, or
     with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
-    fresh, and says whether it responds. `silent_nodes`: with a task that is silent according to a
-    fresh report; `briefly_silent_nodes`: and has not been for long enough to be lost with its node.
-    """
+    fresh, and says whether it responds. `silent_pods`: uids of tasks that are silent according to
+    a fresh report; `briefly_silent_nodes`: with one that has not been silent for long enough to be
+    lost with its node."""
 
     freshly_reported: frozenset[str]
     responding_topologies: frozenset[str]
     alive_nodes: frozenset[str]
     reported_nodes: frozenset[str]
-    silent_nodes: frozenset[str]
+    silent_pods: frozenset[str]
     briefly_silent_nodes: frozenset[str]
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
 
@@ -53,18 +53,26 @@ def collect_evidence(
     }
     unknown = {ref for ref, task in tasks.items() if task.is_unknown}
     reporting_coordinators = {(uid, report.fence) for uid, report in reports.items()}
-    reported = [p for p in bound if p.owner_uid in fresh and p.ref not in unknown]
+    reported = [
+        p
+        for p in bound
+        if p.owner_uid in fresh and p.ref not in unknown and _is_of(p, tasks.get(p.ref))
+    ]
     running = [p for p in reported if not p.terminating and not p.ended]
     silent = [p for p in running if p.ref in snapshot.reported_silent_since]
     responding = [
         p
         for p in running
-        if p.ref not in snapshot.reported_silent_since and _responds(p, tasks.get(p.ref))
+        if p.ref not in snapshot.reported_silent_since
+        and (task := tasks.get(p.ref)) is not None
+        and task.responds
     ]
     reporters = [
         p
         for p in running
-        if p.role == ROLE_COORDINATOR and (p.owner_uid, p.incarnation) in reporting_coordinators
+        if p.role == ROLE_COORDINATOR
+        and (p.owner_uid, p.incarnation) in reporting_coordinators
+        and p.name == coordinator_pod_name(p.topology or "", p.incarnation)
     ]
     silences = {p.ref: silence_as_of_report_s(p, snapshot) for p in reported}
     return Evidence(
@@ -72,7 +80,7 @@ def collect_evidence(
         responding_topologies=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
-        silent_nodes=frozenset(p.node for p in silent if p.node),
+        silent_pods=frozenset(p.uid for p in silent),
         briefly_silent_nodes=frozenset(
             p.node
             for p in silent
@@ -82,9 +90,9 @@ def collect_evidence(
     )
 
 
-def _responds(pod: PodView, task: TaskReport | None) -> bool:
-    """Whether the report is of this very pod: any user may give a pod the labels of another one."""
-    return task is not None and task.responds and task.pod in ("", pod.name)
+def _is_of(pod: PodView, task: TaskReport | None) -> bool:
+    """False if the report is of another pod: any user may give one the labels of a task."""
+    return task is None or task.pod in ("", pod.name)
 
 
 def _silence_before_resets_s(pod: PodView, snapshot: Snapshot) -> float:

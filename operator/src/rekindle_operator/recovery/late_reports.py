@@ -18,6 +18,7 @@ from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
 
 _MAX_AT_ONCE = 32  # probes that one round of the probing loop sends
+_ALONE = 3  # times as long a silence counts although nobody else has responded
 
 
 def nodes_of_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
@@ -33,6 +34,7 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     with an unanswered probe. If that is unanswered for a while, also the others of its node, one
     after another: its container may be what has ended. `busy`: uids that were probed just now."""
     urgent = nodes_of_late_reports(snapshot, now, timing)
+    urgent |= {node.name for node in snapshot.nodes if not node.ready}
     preference = partial(_preference, snapshot=snapshot, now=now, timing=timing)
     candidates = _that_may_be_probed(snapshot)
     chosen: dict[str, PodView] = {}
@@ -82,10 +84,14 @@ def _neighbours(
     for pod in candidates:
         if pod.node in others and pod.uid != chosen[pod.node].uid:
             others[pod.node].append(pod)
-    found: list[PodView] = []
-    for choose in (_responded_last, _probed_longest_ago_of_proven, _probed_longest_ago_of_others):
-        found += [p for pods in others.values() if (p := choose(pods, snapshot)) is not None]
-    return [pod for pod in {p.uid: p for p in found}.values() if pod.uid not in busy]
+    found: dict[str, PodView] = {}
+    # Nodes of which none was probed for longest first, so that no node keeps others waiting.
+    for pods in sorted(
+        others.values(), key=lambda pods: max((_probed_at(p, snapshot) for p in pods), default=0.0)
+    ):
+        choices = (_responded_last, _probed_longest_ago_of_proven, _probed_longest_ago_of_others)
+        found |= {p.uid: p for choose in choices if (p := choose(pods, snapshot)) is not None}
+    return [pod for uid, pod in found.items() if uid not in busy]
 
 
 def _responded_last(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
@@ -162,10 +168,15 @@ def silent_by_own_probes(
     return frozenset(silent) - nodes_with_responding_pods(snapshot, now, timing)
 
 
-def nodes_with_responding_pods(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
-    """Nodes with a pod that has responded to a probe lately."""
+def nodes_with_responding_pods(
+    snapshot: Snapshot, now: float, timing: Timing, without: Set[str] = frozenset()
+) -> frozenset[str]:
+    """Nodes with a pod that has responded to a probe lately. `without`: uids of pods that do not
+    count."""
     found = set()
     for pod in snapshot.pods:
+        if pod.uid in without:
+            continue
         results = snapshot.pod_probes.get(pod.uid)
         responded_at = results.answered_probe_at if results is not None else None
         if pod.node and responded_at is not None and now - responded_at <= timing.pod_silent_s:
@@ -177,7 +188,7 @@ def nodes_not_silent_to_probes(snapshot: Snapshot, now: float, timing: Timing) -
     """Nodes of which a pod has responded in the last half minute, and no probe of a pod since then
     has been unanswered for long enough to count."""
     probed: dict[str, list[ProbeResults]] = defaultdict(list)
-    for pod in snapshot.pods:
+    for pod in _that_may_be_probed(snapshot):
         if pod.node and (results := snapshot.pod_probes.get(pod.uid)) is not None:
             probed[pod.node].append(results)
     last_response_at = _last_response_at(snapshot)
@@ -193,7 +204,12 @@ def nodes_not_silent_to_probes(snapshot: Snapshot, now: float, timing: Timing) -
             default=None,
         )
         is_recent = now - answered_at <= timing.probe_response_max_age_s
-        if is_recent and (first is None or last_response_at - first < timing.pod_silent_s):
+        is_silent = first is not None and (
+            last_response_at - first >= timing.pod_silent_s
+            # There may be no other node that could respond.
+            or now - first >= _ALONE * timing.pod_silent_s
+        )
+        if is_recent and not is_silent:
             found.add(node)
     return frozenset(found)
 

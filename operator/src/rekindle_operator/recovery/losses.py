@@ -30,7 +30,10 @@ from rekindle_operator.recovery.kubelets import (
     responds_now,
     temporarily_avoided_nodes,
 )
-from rekindle_operator.recovery.late_reports import silent_by_own_probes
+from rekindle_operator.recovery.late_reports import (
+    nodes_with_responding_pods,
+    silent_by_own_probes,
+)
 from rekindle_operator.recovery.unready import assess_unready
 from rekindle_operator.settings import Timing
 
@@ -138,7 +141,10 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     unreachable_by_coordinator = _unreachable_by_coordinator(
         with_credible_report, silent & kubelet_responds, evidence, snapshot, timing
     )
-    silent -= kubelet_responds
+    # A pod of another topology may respond to the operator.
+    silent -= kubelet_responds | nodes_with_responding_pods(
+        snapshot, now, timing, without=evidence.silent_pods
+    )
     silent |= silent_by_own_probes(snapshot, silent_kubelets, now, timing) - evidence.reported_nodes
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")

@@ -2,7 +2,7 @@
 
 NotReady means that the kubelet does not reach the API server. That is one signal. Tasks that
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works;
-so does a pod that responds to the operator, while no fresh report calls a task of the node silent.
+so does a pod that responds to the operator, unless a fresh report calls that one silent.
 A silence of a moment proves nothing: the network may have lost a few packets.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
@@ -45,6 +45,8 @@ def assess_unready(
     the nodes with a task that responds (`alive_nodes`), and all nodes with a task of which they
     say whether it responds (`reported_nodes`)."""
     unready = [n for n in snapshot.nodes if not n.ready]
+    if not unready:
+        return Unready(frozenset())
     silent = find_silent_kubelets(snapshot, now, timing, max_response_age_s=inf)
     # A silence of a moment proves nothing.
     reported_alive = evidence.alive_nodes | evidence.briefly_silent_nodes
@@ -56,7 +58,7 @@ def assess_unready(
     confirmed = silent if most_work else evidence.reported_nodes | silent
 
     # A report that calls a task silent outweighs that its process responds to the operator.
-    responding = nodes_with_responding_pods(snapshot, now, timing) - evidence.silent_nodes
+    responding = nodes_with_responding_pods(snapshot, now, timing, without=evidence.silent_pods)
     not_silent = nodes_not_silent_to_probes(snapshot, now, timing) - evidence.reported_nodes
     may_work = reported_alive | responding | not_silent
 
@@ -71,8 +73,9 @@ def assess_unready(
     if most_work:
         return Unready(
             lost,
-            f"{count} while tasks on {len(alive)} of them respond ({_first_names(alive)}): their "
-            "kubelets do not reach the API server; being NotReady is no reason to delete pods",
+            f"{count} while tasks on {len(alive)} of them respond, or did just now "
+            f"({_first_names(alive)}): their kubelets do not reach the API server; being NotReady "
+            "is no reason to delete pods",
         )
     unknown = [n for n in unready if n.name in occupied and n.name not in lost and n not in alive]
     if most_unready and unknown:

@@ -136,7 +136,8 @@ class Watchdog:
     def _check_pods(self) -> None:
         listed = self._list_pods()
         if listed is None:
-            return  # what is known of pods stays
+            self._observation = self._observation.without_responses()
+            return
         pods, hosts = listed
         probed_at = self._clock()
         responses = self._probe(pods, hosts)

@@ -36,6 +36,7 @@ class WatchdogTiming:
 _ACCEPT_GROWTH = 1.5
 _POLL_GROWTH = 1.2
 _MIN_PROBES = 2
+_GAP_S = 15.0  # after so long without a probe a silence begins anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,8 @@ class Observation:
 
     histories: Mapping[str, PodHistory] = field(default_factory=dict)
     never_accepted: int = 0  # deleted pods that no kubelet had accepted
-    checks: int = 0  # rounds of probes
+    checks: int = 0  # rounds of probes, also those for which pods could not be listed
+    probed_at: float | None = None  # the last round
 
     def with_responses(
         self, pods: Iterable[OperatorPod], responses: Mapping[str, bool], now: float
@@ -79,8 +81,11 @@ class Observation:
         """`responses`: whether the kubelet or the pod responded to the probe of `now`; none of pods
         without an address, which are not probed."""
         histories = {}
+        is_gap = self.probed_at is not None and now - self.probed_at > _GAP_S
         for pod in pods:
             known = self.histories.get(pod.uid, PodHistory())
+            if is_gap:
+                known = PodHistory(known.bound_since)
             if known.bound_since is None and pod.node:
                 known = replace(known, bound_since=now)
             match responses.get(pod.uid):
@@ -90,7 +95,11 @@ class Observation:
                     since = now if known.silent_since is None else known.silent_since
                     known = PodHistory(known.bound_since, since, known.unanswered + 1)
             histories[pod.uid] = known
-        return replace(self, histories=histories, checks=self.checks + 1)
+        return replace(self, histories=histories, checks=self.checks + 1, probed_at=now)
+
+    def without_responses(self) -> Observation:
+        """After a round in which pods could not be listed."""
+        return replace(self, checks=self.checks + 1)
 
     def pause_s(self, timing: WatchdogTiming) -> float:
         """Until the next check, while the Lease is not renewed."""
