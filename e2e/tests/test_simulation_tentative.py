@@ -137,6 +137,18 @@ def test_a_copy_is_no_witness_until_its_state_is_committed() -> None:
     assert witnesses.is_known(P, 5)
 
 
+def test_a_copy_is_a_witness_once_its_state_was_computed_by_two() -> None:
+    """A coordinator may ask only for a later epoch (seed 2602 of the simulations)."""
+    witnesses = Witnesses(lambda partition: 3)
+    third = Slot("s", 0, 2)
+    for slot, copied in ((ONE, None), (OTHER, 2)):
+        witnesses.computed(P, slot, 1, 4, "a", copied)
+    witnesses.computed(P, OTHER, 1, 5, "b", copied=2)
+    assert not witnesses.is_known(P, 5)
+    witnesses.computed(P, third, 1, 5, "b", copied=4)
+    assert witnesses.is_known(P, 5)
+
+
 def test_replicas_that_differ_are_no_witnesses_of_each_other() -> None:
     """Nor is the same result of one replica twice, but for another incarnation of it."""
     witnesses = Witnesses(lambda partition: -1)

@@ -50,13 +50,20 @@ class Witnesses:
         """Whether two replicas have computed the same for an epoch on their own; or it is too old
         to know. While all results are equal, the pods of one slot count as one; if results differ,
         each pod counts, since the next incarnation may run on another node."""
+        forgotten = self._newest.get(partition, -1) - _KEPT_EPOCHS
         known = max(self._witnessed.get(partition, -1), self._committed(partition))
-        if epoch <= max(known, self._newest.get(partition, -1) - _KEPT_EPOCHS):
-            return True
+        # Each epoch may make copies witnesses of the next ones.
+        for earlier in range(max(known, forgotten) + 1, epoch + 1):
+            if self._agree(partition, earlier, known):
+                known = self._witnessed[partition] = earlier
+        return epoch <= max(known, forgotten)
+
+    def _agree(self, partition: Partition, epoch: int, known: int) -> bool:
+        """Whether two have computed the same, of which none is a copy of what came after the epoch
+        `known`."""
         results = self._computed.get((partition, epoch), {})
         for pods in results.values():
             own = [pod for pod, copied in pods.items() if copied is None or copied <= known]
             if len(set(own) if len(results) > 1 else {slot for slot, _ in own}) > 1:
-                self._witnessed[partition] = epoch
                 return True
         return False
