@@ -140,7 +140,7 @@ def test_a_copy_is_no_witness_until_its_state_is_committed() -> None:
 def test_a_copy_is_a_witness_once_its_state_was_computed_by_two() -> None:
     """A coordinator may ask only for a later epoch (seed 2602 of the simulations)."""
     witnesses = Witnesses(lambda partition: 3)
-    third = Slot("s", 0, 2)
+    third = Slot("seg", 0, 2)
     for slot, copied in ((ONE, None), (OTHER, 2)):
         witnesses.computed(P, slot, 1, 4, "a", copied)
     witnesses.computed(P, OTHER, 1, 5, "b", copied=2)
