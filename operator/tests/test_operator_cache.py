@@ -79,11 +79,11 @@ def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_fir
     cluster.put_topology(report(2, **one))
     found = cluster.snapshot()
     assert found.reported_silent_since == {SILENT: 1020.0}
-    assert found.first_reported_silent == {SILENT: 998.5}
+    assert found.silence_began_at == {SILENT: 998.5}
     cluster.put_topology(report(3, **one | {"suspectedSince": "2026-01-01T00:00:19Z"}))
-    assert cluster.snapshot().first_reported_silent == {SILENT: 1018.5}, "another silence"
-    cluster.remove_topology("uid")
-    assert cluster.snapshot().first_reported_silent == {}
+    assert cluster.snapshot().silence_began_at == {SILENT: 1018.5}, "another silence"
+    cluster.replace_topologies([], 9)
+    assert cluster.snapshot().silence_began_at == {}
 
 
 def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:

@@ -193,7 +193,7 @@ def test_a_pause_of_the_operator_neither_loses_nor_keeps_a_not_ready_node() -> N
         reset = replace(
             reported,
             reported_silent_since={ref: NOW},
-            first_reported_silent={ref: NOW - 0.5 - silent_s},
+            silence_began_at={ref: NOW - 0.5 - silent_s},
         )
         assert lost(reset) == ({"a"} if is_lost else set())
 

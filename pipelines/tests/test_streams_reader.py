@@ -200,10 +200,10 @@ class LargeEpoch(FakeClient):
     """A call delivers the first epoch only if its timeout is `needs_s` or more."""
 
     needs_s = 7.0
-    deadlines: ClassVar[list[float]] = []
+    timeouts: ClassVar[list[float]] = []
 
     async def read(self, request: ReadRequest, timeout_s: float) -> ReadResponse:
-        self.deadlines.append(timeout_s)
+        self.timeouts.append(timeout_s)
         if request.from_epoch == 0 and timeout_s < self.needs_s:
             raise CallTimedOut("no whole epoch")
         return await super().read(request, timeout_s)
@@ -215,9 +215,9 @@ def test_timeouts_grow_for_an_epoch_that_does_not_arrive() -> None:
     harness.reader._connect = lambda a: LargeEpoch(harness.replicas, a)
     harness.reader.route(routes_to(A).endpoints)
     harness.expect(2, within_s=5)
-    eventually(lambda: len(LargeEpoch.deadlines) >= 5)
+    eventually(lambda: len(LargeEpoch.timeouts) >= 5)
     harness.close()
-    assert LargeEpoch.deadlines[:5] == [1.5, 3, 6, 12, 1.5]
+    assert LargeEpoch.timeouts[:5] == [1.5, 3, 6, 12, 1.5]
 
 
 def test_timeouts_of_replicas_that_are_not_suspected_are_reported() -> None:
@@ -245,13 +245,17 @@ def test_a_replica_that_responds_in_time_keeps_the_short_timeout() -> None:
         made.step(CallFailed(A, timed_out=True), now)
         made.step(CallFailed(B, timed_out=True), now)
     made.step(EpochsReceived(A, ()), 6)  # it lags, and B has a large epoch
-    assert (made.timeouts_at(A), made.timeouts_at(B)) == (0, 8)
+    assert (made.timeouts_extending_call_at(A), made.timeouts_extending_call_at(B)) == (0, 8)
     made.step(CallFailed(B, timed_out=True), 7)
-    assert (made.timeouts_at(A), made.timeouts_at(B), made.timeouts) == (0, 9, 9)
+    assert (
+        made.timeouts_extending_call_at(A),
+        made.timeouts_extending_call_at(B),
+        made.timeouts,
+    ) == (0, 9, 9)
     made.step(EpochsReceived(B, ()), 8)
-    assert made.timeouts == made.timeouts_at(B) == 0
+    assert made.timeouts == made.timeouts_extending_call_at(B) == 0
     made.step(CallFailed(A, timed_out=True), 9)
-    assert (made.timeouts_at(A), made.timeouts_at(B)) == (1, 0)
+    assert (made.timeouts_extending_call_at(A), made.timeouts_extending_call_at(B)) == (1, 0)
 
 
 def test_without_buffer_space_no_call_is_made() -> None:

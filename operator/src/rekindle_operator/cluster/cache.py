@@ -95,7 +95,9 @@ class ClusterCache:
         self.topologies_stalled = False  # lists of topologies fail
         self._crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[IncarnationRef, float] = {}
-        self._first_silent: dict[IncarnationRef, tuple[str, float]] = {}  # `suspected_since`, when
+        self._silence_began: dict[
+            IncarnationRef, tuple[str, float]
+        ] = {}  # `suspected_since`, when; `reset_timers` does not move it
         self._reports = ReportAges()
         self._failures = ActionFailures()
         self.kubelet_probes = ProbeState(detects_own_isolation=True)
@@ -226,6 +228,7 @@ class ClusterCache:
                     del self._topologies[uid]
                     self._reports.forget(uid)
                     self._forget_silences(uid)
+                    self._uncreated_pods = self._uncreated_pods.without_topology(uid)
         self._topologies_listed = True
         self.request_pass()
 
@@ -242,13 +245,13 @@ class ClusterCache:
         self._forget_silences(view.uid, kept=first)
         for ref, (silence, at) in first.items():
             self._silent_since.setdefault(ref, max(at, self._timers_reset_at))
-            known = self._first_silent.get(ref)
+            known = self._silence_began.get(ref)
             if known is None or known[0] != silence:
-                self._first_silent[ref] = silence, at
+                self._silence_began[ref] = silence, at
 
     def _forget_silences(self, uid: str, kept: Container[IncarnationRef] = ()) -> None:
         """Of a topology's tasks, but for some."""
-        for known in (self._silent_since, self._first_silent):
+        for known in (self._silent_since, self._silence_began):
             for ref in [r for r in known if r.topology_uid == uid and r not in kept]:
                 del known[ref]
 
@@ -362,7 +365,7 @@ class ClusterCache:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
-            first_silent = {ref: at for ref, (_, at) in self._first_silent.items()}
+            silence_began = {ref: at for ref, (_, at) in self._silence_began.items()}
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
             lease_views = self.leases.views()
             report_times = dict(self._reports.as_of(topologies, lease_views, coordinators))
@@ -383,7 +386,7 @@ class ClusterCache:
             leases=leases,
             generation_records=self.generation_records.views(),
             reported_silent_since=silent,
-            first_reported_silent=first_silent,
+            silence_began_at=silence_began,
             report_times=report_times,
             stalled_watches=self.stalled_watches,
             crd_missing_fields=self._crd_missing_fields,

@@ -257,8 +257,8 @@ class Snapshot:
     generation_records: tuple[GenerationRecordView, ...] = ()
     # Since when the report of its coordinator calls a task silent.
     reported_silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
-    # The same, but not later after a pause of this process.
-    first_reported_silent: Mapping[IncarnationRef, float] = field(default_factory=dict)
+    # The same; a pause of this process does not move it.
+    silence_began_at: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     report_times: Mapping[str, float] = field(default_factory=dict)
     kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid

@@ -97,7 +97,7 @@ def _is_of(pod: PodView, task: TaskReport | None) -> bool:
 
 def _silence_before_resets_s(pod: PodView, snapshot: Snapshot) -> float:
     """As `silence_as_of_report_s`; that this process was paused does not shorten it."""
-    since = snapshot.first_reported_silent.get(pod.ref, snapshot.reported_silent_since[pod.ref])
+    since = snapshot.silence_began_at.get(pod.ref, snapshot.reported_silent_since[pod.ref])
     return snapshot.report_times.get(pod.owner_uid or "", since) - since
 
 

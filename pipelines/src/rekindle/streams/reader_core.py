@@ -251,7 +251,7 @@ class ReaderCore:
                 address,
                 self._incarnations.get(address),
                 self.choice.next_epoch,
-                self._deadline_s(self.choice.timeouts_at(address)),
+                self._deadline_s(self.choice.timeouts_extending_call_at(address)),
                 position,
             )
             effects.append(self._call)

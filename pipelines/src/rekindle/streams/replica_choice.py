@@ -152,7 +152,7 @@ class ReplicaChoice:
         """Whether no replica's log has the needed epoch any more."""
         return bool(self._endpoints) and all(self._health_of(e).truncated for e in self._endpoints)
 
-    def timeouts_at(self, address: str) -> int:
+    def timeouts_extending_call_at(self, address: str) -> int:
         """The timeouts that extend the deadline of the next call at a replica; 0 if it has
         responded in time without the epoch: then it is not slow because the epoch is large."""
         return 0 if address in self._responded_in_time else self.timeouts
