@@ -78,6 +78,6 @@ def test_an_invalid_event_quotes_the_transitions_before_it() -> None:
     machine = PhaseMachine()
     machine.step(TaskEvent.START_BEGUN)
     with pytest.raises(
-        InvalidTransition, match="transitions before: Waiting: restore point received"
+        InvalidTransition, match="transitions before: Waiting: start begun"
     ):
         machine.step(TaskEvent.CAUGHT_UP)
