@@ -3,6 +3,9 @@
 PYTHONPATH=benchmarks .venv/bin/python -m dpc [--parts chain throughput] [--seconds 5]
     [--policies Process/Process Delay/Suspend]
 
+A policy is what new input is subject to during a failure, and during the correction
+(`topologies.Policy`).
+
 Writes tables (Markdown, CSV, JSON) and pictures (SVG) under build/bench/dpc, after each topology;
 what an earlier run has measured of other parts stays there. `scenario` says how it is measured.
 Cutting an input needs root and nftables. Exits with 1 if a target was missed.

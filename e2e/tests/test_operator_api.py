@@ -292,7 +292,7 @@ def test_a_refused_edit_keeps_the_accepted_generation(
     wait_for("only unneeded pods to end", lambda: set(world.pods("flights")) == kept)
 
 
-def test_resume_uses_new_incarnations_and_the_kept_state(
+def test_resume_uses_new_incarnations_and_is_no_recovery(
     world: World, nodes: list[str], flights: Any
 ) -> None:
     wait_for("it runs", lambda: _is_running(world))

@@ -301,8 +301,8 @@ def test_a_wrong_replica_is_found_and_nothing_wrong_stays(
     assert outcome.failure is None
     assert outcome.cells["dispute", DisputePhase.OPEN, DisputeEvent.MATCHED] == 1
     assert checks is not None
-    assert checks.promises.happened == 1
-    assert not checks.promises.may_stay_wrong
+    assert checks.guarantees.happened == 1
+    assert not checks.guarantees.may_stay_wrong
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class ModelCluster(ModelState):
             report_times=dict(self.report_times),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),
-            phase_since={uid: phase.since for uid, phase in self.phases.items()},
+            pods_in_phase_since={uid: phase.since for uid, phase in self.phases.items()},
             pods_seen_at=seen_at(self.pod_times),
             pods_ungated_at=ungated_at(self.pod_times),
             readiness_seen_at={uid: t.seen_at for uid, t in self.readiness_times.items()},

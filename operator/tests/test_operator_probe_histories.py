@@ -68,15 +68,15 @@ def test_a_pod_that_works_is_found_among_many_that_do_not(
 ) -> None:
     """Node a is NotReady, with a kubelet that hangs. The coordinator there ends, a task goes on,
     and others have never started, or have ended."""
-    lasting = world({}, {})
+    healthy = world({}, {})  # a pod on each of the nodes a, b and c; not probed yet
     coordinator = replace(pod("a-first", "a"), role="coordinator", ready=False)
     stuck = [replace(pod(f"n{i}", "a"), ready=False, was_ready=were_ready) for i in range(number)]
     works = replace(pod("works", "a"), ready=False)
     others = (works, coordinator, *stuck) if is_first else (coordinator, *stuck, works)
     snapshot = replace(
-        lasting,
-        nodes=tuple(replace(n, ready=n.name != "a") for n in lasting.nodes),
-        pods=(*lasting.pods[1:], *others),
+        healthy,
+        nodes=tuple(replace(n, ready=n.name != "a") for n in healthy.nodes),
+        pods=(*healthy.pods[1:], *others),
     )
     found = lost_nodes(
         lambda at: replace(snapshot, report_times={"t": NOW + min(at, -0.5)}),

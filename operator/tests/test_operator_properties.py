@@ -187,7 +187,7 @@ def _check_no_slot_is_on_a_lost_node(cluster: ModelCluster) -> None:
 
 
 def _check_capacity(cluster: ModelCluster) -> None:
-    """I6: bound pods and pods with an open gate fit."""
+    """I6: bound tasks and tasks with an open gate fit. (The scheduler places coordinators.)"""
     for name, node in cluster.nodes.items():
         here = [p for p in cluster.pods() if name in (p.node, p.required_node) and not p.ended]
         coordinators = [p for p in here if p.role == "coordinator"]

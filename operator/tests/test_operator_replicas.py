@@ -56,7 +56,9 @@ def world(
     pods, nodes = tuple(pods), tuple(nodes)
     since = {p.uid: NOW - in_phase_s for p in pods}
     changed = {n.uid: NOW - 60 for n in nodes}
-    return Snapshot(pods=pods, nodes=nodes, phase_since=since, readiness_seen_at=changed, **changes)
+    return Snapshot(
+        pods=pods, nodes=nodes, pods_in_phase_since=since, readiness_seen_at=changed, **changes
+    )
 
 
 def deleted(

@@ -154,17 +154,17 @@ async def running(
 ) -> AsyncIterator[RunningCoordinator]:
     network = IndexReservation(None)
     net = f"{network.index}.0"
-    manifest = yaml.safe_load(EXAMPLE.read_text())
-    manifest["spec"]["epochInterval"] = "200ms"
-    manifest["spec"]["checkpoint"] = {
+    resource = yaml.safe_load(EXAMPLE.read_text())
+    resource["spec"]["epochInterval"] = "200ms"
+    resource["spec"]["checkpoint"] = {
         "interval": "1s",
         "store": f"file://{directory}",
         "volume": "v",
     }
-    name, spec = load_topology(manifest)
+    name, spec = load_topology(resource)
     api = FakeApi()
     api.topology["status"] = status or {}
-    record = {"name": name, "uid": UID, "generation": 1, "spec": manifest["spec"]}
+    record = {"name": name, "uid": UID, "generation": 1, "spec": resource["spec"]}
     meta = {"name": "flights-g1", "resourceVersion": "1"}
     api.config_map = {"metadata": meta, "data": {"topology.json": json.dumps(record)}}
     runner = web.AppRunner(api.app(), access_log=None, shutdown_timeout=0.1)

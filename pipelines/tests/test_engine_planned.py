@@ -172,7 +172,9 @@ def test_tasks_see_the_settings_of_the_session(session: SparkSession) -> None:
         assert query.run({"a": rows(1, 2)}).column("day").to_pylist() == ["1", "1"]  # a Monday
 
 
-def test_settings_that_require_the_transfer_of_pyspark_are_respected(session: SparkSession) -> None:
+def test_settings_that_only_pysparks_transfer_of_rows_obeys_are_respected(
+    session: SparkSession,
+) -> None:
     other = session.newSession()
     other.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "true")
     assert Planner(other).plan(ROW_WISE, {"a": SCHEMA}) is None

@@ -77,7 +77,5 @@ def test_every_phase_can_be_reached() -> None:
 def test_an_invalid_event_quotes_the_transitions_before_it() -> None:
     machine = PhaseMachine()
     machine.step(TaskEvent.START_BEGUN)
-    with pytest.raises(
-        InvalidTransition, match="transitions before: Waiting: start begun"
-    ):
+    with pytest.raises(InvalidTransition, match="transitions before: Waiting: start begun"):
         machine.step(TaskEvent.CAUGHT_UP)

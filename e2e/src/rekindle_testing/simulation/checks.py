@@ -68,7 +68,7 @@ class Checks:
         expected = self.expected.output(partition, epoch)
         if value != expected and self._wrong.is_wrong(value):
             self._extra_output.setdefault((partition, epoch), set()).add(value)
-            self._of_wrong_results.promises.appended(pod, epoch)
+            self._of_wrong_results.guarantees.appended(pod, epoch)
             expected = value
         if not value == in_log == expected:
             raise Violation(
@@ -177,7 +177,7 @@ class Checks:
         if saved is None:
             return  # `check_retention` looks for those that are gone
         checks = self.wrong_result_checks
-        must_be_right = checks is None or checks.promises.must_be_right(partition)
+        must_be_right = checks is None or checks.guarantees.must_be_right(partition)
         is_right = self._is_expected if must_be_right else self._is_explained
         if saved.epoch != ref.epoch or not is_right(partition, saved):
             raise Violation(f"I1: {ref.object} has another state than a run without faults has")
@@ -208,10 +208,10 @@ class Checks:
     def begin_wrong_result(self, pod: TaskPod, has_begun: bool) -> bool:
         """Whether a pod may compute a wrong result now; if so, it counts as faulty. `has_begun`: it
         has computed one before, and may go on."""
-        promises = self._of_wrong_results.promises
-        if not has_begun and not promises.may_begin(pod):
+        guarantees = self._of_wrong_results.guarantees
+        if not has_begun and not guarantees.may_begin(pod):
             return False
-        promises.began(pod)
+        guarantees.began(pod)
         return True
 
     def writes(self, pod: TaskPod, epoch: int, value: str, through: int | None) -> None:

@@ -53,7 +53,7 @@ class WorkingPods:
         if pod is None or not self._is_responsive(pod):
             return None
         wrong = self._cluster.checks.wrong_result_checks
-        if wrong is not None and isinstance(pod, TaskPod) and wrong.promises.may_be_replaced(pod):
+        if wrong is not None and isinstance(pod, TaskPod) and wrong.guarantees.may_be_replaced(pod):
             return None
         raw = self._cluster.server.objects.find(PODS, pod.name)
         if raw is None or raw["metadata"].get("deletionTimestamp"):

@@ -1,4 +1,4 @@
-"""What must hold while replicas compute wrong results, as far as `wrong_result_promises` says.
+"""What must hold while replicas compute wrong results, as far as `wrong_result_guarantees` says.
 
 Design: docs/simulation.md#wrong-results.
 """
@@ -16,7 +16,7 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.reported_files import LOOK_S, ReportedFiles
-from rekindle_testing.simulation.wrong_result_promises import WrongResultPromises
+from rekindle_testing.simulation.wrong_result_guarantees import WrongResultGuarantees
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
@@ -27,7 +27,7 @@ _TOLD_S = 3.0
 
 class WrongResultChecks:
     def __init__(self, cluster: SimulatedCluster, log: Callable[[str], None]) -> None:
-        self.promises = WrongResultPromises(cluster, log)
+        self.guarantees = WrongResultGuarantees(cluster, log)
         self.files = ReportedFiles(cluster, log)
         self._cluster = cluster
         self._scheduler = cluster.scheduler
@@ -42,7 +42,7 @@ class WrongResultChecks:
             self._look()
 
     def _look(self) -> None:
-        self.promises.look()
+        self.guarantees.look()
         self.files.look()
         self._scheduler.after(LOOK_S, self._look)
 
@@ -50,7 +50,7 @@ class WrongResultChecks:
         """A response was compared: a replica that has another, wrong result is not trusted. Results
         of a boot that has to compute again do not count: it may have read a wrong epoch."""
         partition = partition_of(slot)
-        if not self.promises.happened or partition in self.promises.may_stay_wrong:
+        if not self.guarantees.happened or partition in self.guarantees.may_stay_wrong:
             return
         found = [
             (t.slot, t.response)
@@ -76,14 +76,14 @@ class WrongResultChecks:
     def polls(self, coordinator: Coordinator, slot: Slot, poll: PollRequest) -> None:
         """While replicas disagree, nothing that depends on wrong results is written. (Sinks have
         what is committed: a replica that computes that again only compares it.)"""
-        if not self.promises.happened or poll.ask_only:
+        if not self.guarantees.happened or poll.ask_only:
             return
         self._check_release(slot, poll)
         for partition in coordinator.containment.comparison.disputes:
             depends = (partition, *downstream(self._graph, partition))
-            if partition not in self.promises.faulty or partition_of(slot) not in depends:
+            if partition not in self.guarantees.faulty or partition_of(slot) not in depends:
                 continue
-            difference, through = self.promises.differences.get(partition), poll.sinks_through
+            difference, through = self.guarantees.differences.get(partition), poll.sinks_through
             first = difference.first if difference is not None else None
             if first is not None and first <= (committed := self._committed(partition_of(slot))):
                 first = committed + 1
@@ -97,14 +97,14 @@ class WrongResultChecks:
         """A task with wrong results that were held back, by this coordinator or by one before it,
         is not released. (It refuses a coordinator that was replaced, and may not know it.)"""
         pod = self._cluster.pods.get(slot)
-        if pod is None or pod.boot is None or partition_of(slot) in self.promises.may_stay_wrong:
+        if pod is None or pod.boot is None or partition_of(slot) in self.guarantees.may_stay_wrong:
             return
         if poll.fence < pod.boot.core.polls.fence:
             return
         if (
-            self.promises.is_held_back(pod)
+            self.guarantees.is_held_back(pod)
             and poll.sinks_through is None
-            and self.promises.is_wrong(pod)
+            and self.guarantees.is_wrong(pod)
         ):
             self._failed(f"I2: {slot.key} has wrong results, and is no longer held back")
 
@@ -117,24 +117,26 @@ class WrongResultChecks:
         """A sink begins to write an epoch. Nothing wrong is written once the coordinator has found
         the difference, and has said so."""
         partition, now = partition_of(pod.slot), self._scheduler.now
-        if partition in self.promises.may_stay_wrong or not self._wrong.is_wrong(value):
+        if partition in self.guarantees.may_stay_wrong or not self._wrong.is_wrong(value):
             return
         coordinator = self._cluster.coordinator
         boot = coordinator.boot if coordinator is not None else None
-        causes = [p for p in self.promises.faulty if partition in (p, *downstream(self._graph, p))]
+        causes = [
+            p for p in self.guarantees.faulty if partition in (p, *downstream(self._graph, p))
+        ]
         differences = [
-            self.promises.differences[p] for p in causes if p in self.promises.differences
+            self.guarantees.differences[p] for p in causes if p in self.guarantees.differences
         ]
         known_since = [
             difference.found_at
             for difference in differences
             if boot is not None and difference.found_by is boot and difference.first <= epoch
         ]
-        if self.promises.ready is None or self.promises.ready[0] is not boot:
+        if self.guarantees.ready is None or self.guarantees.ready[0] is not boot:
             return
-        known_since.append(self.promises.ready[1])
+        known_since.append(self.guarantees.ready[1])
         is_told = all(now - at > _TOLD_S for at in known_since) and len(known_since) > len(causes)
-        if is_told and self.promises.was_reached_for(pod, _TOLD_S):
+        if is_told and self.guarantees.was_reached_for(pod, _TOLD_S):
             self._failed(
                 f"I2: {pod.slot.key} writes a wrong result of epoch {epoch}, "
                 f"{now - max(known_since):.1f} s after the difference was found"
@@ -142,15 +144,15 @@ class WrongResultChecks:
 
     def not_done(self) -> list[str]:
         """What is not as in a run without faults."""
-        if not self.promises.happened:
+        if not self.guarantees.happened:
             return []
         found = []
         for slot, pod in self._cluster.pods.items():
-            if self.promises.must_be_right(partition_of(slot)) and self.promises.is_wrong(pod):
+            if self.guarantees.must_be_right(partition_of(slot)) and self.guarantees.is_wrong(pod):
                 found.append(f"results of {slot.key} are wrong")
         sinks, expected = self._cluster.sinks, self._cluster.checks.expected
         for (query, partition), files in sinks.files.items():
-            if self.promises.must_be_right(partition):
+            if self.guarantees.must_be_right(partition):
                 wrong = [
                     e
                     for e, value in files.items()

@@ -398,7 +398,7 @@ class ClusterCache:
             dry_runs=dry_runs,
             uncreated_pods=self._uncreated_pods_without(pods),
             unsuitable=self._unsuitable.by_shape({n.name: n.uid for n in nodes}, self._clock()),
-            phase_since=self._pods_in_phase_since(pods),
+            pods_in_phase_since=self._pods_in_phase_since(pods),
             pods_seen_at=seen_at(seen),
             pods_ungated_at=ungated_at(seen),
             readiness_seen_at=self._readiness_seen_at(nodes),

@@ -269,7 +269,7 @@ def _why_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None
     if lease is not None and lease.holder == str(pod.incarnation):
         is_old = now - lease.seen_at > timing.coordinator_silent_s
         return "it does not renew its Lease" if is_old else ""
-    since = snapshot.phase_since.get(pod.uid)
+    since = snapshot.pods_in_phase_since.get(pod.uid)
     if pod.node is None or since is None:
         return ""
     failing_since = snapshot.failing_since.get(pod.uid)

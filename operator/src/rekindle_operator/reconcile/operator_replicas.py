@@ -35,7 +35,11 @@ def delete_lost_operator_replicas(
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, grace_s=0, why=why)
         for p in peers
-        if (why := _why_lost(p, losses, not_ready, now - snapshot.phase_since.get(p.uid, now)))
+        if (
+            why := _why_lost(
+                p, losses, not_ready, now - snapshot.pods_in_phase_since.get(p.uid, now)
+            )
+        )
     ]
 
 

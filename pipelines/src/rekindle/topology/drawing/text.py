@@ -51,7 +51,8 @@ def describe_exchange(stream: Input) -> str:
 
 
 def describe_node(node: Node) -> str:
-    """What a source reads or an operator does: `24h every 6h by origin: count(*) AS flights`."""
+    """What a source reads or an operator does, as in
+    `window 24h every 6h by origin: count(*) AS flights`."""
     spec = node.spec
     if isinstance(spec, SourceSpec):
         _, options = spec.kind

@@ -1,9 +1,9 @@
-"""What is promised while a replica computes wrong results, and for which partitions.
+"""What is guaranteed while a replica computes wrong results, and for which partitions.
 
 A wrong result is found by comparison with the other replica of its partition. So nothing is
-promised any more for a partition, and for what reads it, if that replica is lost, or the wrong one
-ends, before the coordinator knows of the difference; or if that coordinator is lost together with
-all tasks that it has told.
+guaranteed any more for a partition, and for what reads it, if that replica is lost, or the wrong
+one ends, before the coordinator knows of the difference; or if that coordinator is lost together
+with all tasks that it has told.
 
 Design: docs/simulation.md#wrong-results.
 """
@@ -44,9 +44,9 @@ class Difference:
     found_at: float = inf
 
 
-class WrongResultPromises:
+class WrongResultGuarantees:
     """`happened`: how many pods have computed a wrong result. `may_stay_wrong`: partitions of which
-    nothing is promised any more. `faulty`: pods that a fault has made compute a wrong result, by
+    nothing is guaranteed any more. `faulty`: pods that a fault has made compute a wrong result, by
     partition; while there is one, no other pod of the partition becomes one. `differences`: by
     partition. `ready`: a coordinator that has read a manifest gives a desired state; its boot, and
     since when."""
@@ -120,7 +120,7 @@ class WrongResultPromises:
         operators = boot.core.parts.loop.state.operators
         return self._wrong.any_wrong([getattr(operators, "fold", ""), *disk.values.values()])
 
-    # --- what is promised ---------------------------------------------------------------
+    # --- what is guaranteed ---------------------------------------------------------------
 
     def look(self) -> None:
         """To be called often."""
