@@ -45,7 +45,7 @@ def rows_of(spark: Any, sql: str, texts: list[str | None]) -> list[dict[str, Any
     )
     epoch = EpochInput(0, NO_WATERMARK, NO_WATERMARK, (table,))
     result = chain_of(spark, sql).process(State(), [epoch])
-    return [{k: str(v) for k, v in row.sql()} for row in result.outputs[0].rows.to_pylist()]
+    return [{k: str(v) for k, v in row.items()} for row in result.outputs[0].rows.to_pylist()]
 
 
 @pytest.mark.parametrize(
