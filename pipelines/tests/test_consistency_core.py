@@ -315,9 +315,8 @@ def test_a_fork_that_is_far_behind_is_passed() -> None:
 @pytest.mark.parametrize("policy", Policy)
 def test_an_input_that_is_always_too_late_holds_up_no_stable_epoch(policy: Policy) -> None:
     late_s = 5.0
-    held_up_s = (
-        12  # the longest that tentative epochs hold up complete ones: four times `max_delay_s`
-    )
+    # The longest that tentative epochs hold up complete ones: four times `max_delay_s`.
+    held_up_s = 12
     options = WorldOptions(latencies=(0.01, late_s), during_stabilization=policy)
     world = World(options)
     world.run(100)

@@ -60,9 +60,8 @@ def test_slow_processing_shortens_the_wait() -> None:
     assert deadlines.wait_s == 2.0
     for _ in range(10):
         deadlines.processed(5.0, now=0.0)
-    assert (
-        deadlines.wait_s == 0.75
-    )  # a quarter of `max_delay_s` at least, whatever the engine takes
+    # A quarter of `max_delay_s` at least, whatever the engine takes.
+    assert deadlines.wait_s == 0.75
 
 
 def test_a_slow_call_counts_for_a_minute() -> None:

@@ -95,9 +95,8 @@ class ClusterCache:
         self.topologies_stalled = False  # lists of topologies fail
         self._crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[IncarnationRef, float] = {}
-        self._silence_began: dict[
-            IncarnationRef, tuple[str, float]
-        ] = {}  # `suspected_since`, when; `reset_timers` does not move it
+        # `suspected_since` of its report, and when it began; `reset_timers` does not move it.
+        self._silence_began: dict[IncarnationRef, tuple[str, float]] = {}
         self._reports = ReportAges()
         self._failures = ActionFailures()
         self.kubelet_probes = ProbeState(detects_own_isolation=True)

@@ -32,14 +32,11 @@ def delete_lost_operator_replicas(
     saw the pod get its node."""
     peers = [p for p in snapshot.pods if p.node is not None and _is_peer(p, settings)]
     not_ready = _silently_not_ready(snapshot, losses, now, settings)
+    since = snapshot.pods_in_phase_since
     return [
         DeletePod(p.namespace, p.name, p.uid, p.version, grace_s=0, why=why)
         for p in peers
-        if (
-            why := _why_lost(
-                p, losses, not_ready, now - snapshot.pods_in_phase_since.get(p.uid, now)
-            )
-        )
+        if (why := _why_lost(p, losses, not_ready, now - since.get(p.uid, now)))
     ]
 
 

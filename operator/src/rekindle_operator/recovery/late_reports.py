@@ -18,7 +18,7 @@ from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
 from rekindle_operator.settings import Timing
 
 _MAX_AT_ONCE = 32  # probes that one round of the probing loop sends
-_ALONE = 3  # times as long a silence counts although nobody else has responded
+_UNCOMPARED_FACTOR = 3  # so many times `pod_silent_s` prove a silence if nobody else responds
 
 
 def nodes_of_late_reports(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
@@ -89,8 +89,14 @@ def _neighbours(
     for pods in sorted(
         others.values(), key=lambda pods: max((_probed_at(p, snapshot) for p in pods), default=0.0)
     ):
-        choices = (_responded_last, _probed_longest_ago_of_proven, _probed_longest_ago_of_others)
-        found |= {p.uid: p for choose in choices if (p := choose(pods, snapshot)) is not None}
+        proven = [p for p in pods if _is_proven(p, snapshot)]
+        rest = [p for p in pods if not _is_proven(p, snapshot)]
+        choices = (
+            _responded_last(pods, snapshot),
+            _probed_longest_ago(proven, snapshot),
+            _probed_longest_ago(rest, snapshot),
+        )
+        found |= {p.uid: p for p in choices if p is not None}
     return [pod for uid, pod in found.items() if uid not in busy]
 
 
@@ -106,14 +112,8 @@ def _responded_last(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | No
     return max(responding)[2] if responding else None
 
 
-def _probed_longest_ago_of_proven(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
-    proven = (p for p in pods if _is_proven(p, snapshot))
-    return min(proven, key=lambda p: _probed_at(p, snapshot), default=None)
-
-
-def _probed_longest_ago_of_others(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
-    others = (p for p in pods if not _is_proven(p, snapshot))
-    return min(others, key=lambda p: _probed_at(p, snapshot), default=None)
+def _probed_longest_ago(pods: Iterable[PodView], snapshot: Snapshot) -> PodView | None:
+    return min(pods, key=lambda p: _probed_at(p, snapshot), default=None)
 
 
 def _is_proven(pod: PodView, snapshot: Snapshot) -> bool:
@@ -207,7 +207,7 @@ def nodes_not_silent_to_probes(snapshot: Snapshot, now: float, timing: Timing) -
         is_silent = first is not None and (
             last_response_at - first >= timing.pod_silent_s
             # There may be no other node that could respond.
-            or now - first >= _ALONE * timing.pod_silent_s
+            or now - first >= _UNCOMPARED_FACTOR * timing.pod_silent_s
         )
         if is_recent and not is_silent:
             found.add(node)

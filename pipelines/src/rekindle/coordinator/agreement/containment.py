@@ -83,7 +83,7 @@ class Containment:
         self._generation = generation
         if before is not None:
             written = {p for u in self._untrusted for p in (u, *downstream(before, u))}
-            self._untrusted = {now for p in written for now in self._with_operators_of(p)}
+            self._untrusted = {c for p in written for c in self._with_operators_of(p)}
 
     def forget(self, slot: Slot) -> None:
         """The slot's task ended or was replaced."""
