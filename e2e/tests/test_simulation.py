@@ -103,6 +103,15 @@ PLANTED: Mapping[str, tuple[int, Sequence[Fault], str]] = {  # seed, faults, beg
         [fault(FaultKind.STOP_TASK, 10.0, 5.0, target=2)],
         "the reader of",
     ),
+    "nothing is read before it is deleted": (
+        CHAIN_SEED,
+        [  # a node is lost, and of another pod the operators do not hear that it was deleted
+            *(fault(FaultKind.STALL_WATCHES, 19.0, 8.0, operator) for operator in (0, 1)),
+            fault(FaultKind.EVICT_TASK, 19.2, 1.0, target=0, other=BY_FORCE),
+            fault(FaultKind.KILL_NODE, 19.5, 25.0, target=1),
+        ],
+        "not read before",
+    ),
     "a node that is not Ready is lost": (
         NOT_READY_SOON_SEED,
         [fault(FaultKind.STOP_KUBELET, 20.0, 25.0, target) for target in (0, 1)],

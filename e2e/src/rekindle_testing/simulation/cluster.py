@@ -97,9 +97,9 @@ class SimulatedCluster:
         self.nodes: dict[str, Node] = {}
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
-        self.api_faults = FaultCount(
-            scheduler
-        )  # of the API server, and of operators' connections to it
+        # Of the API server, of operators, and of the connections between them.
+        self.api_faults = FaultCount(scheduler)
+        self.call_faults = FaultCount(scheduler)  # all of them but stalled watches
         self._operators_skew_s = operators_skew_s
         self._newest: dict[str, int] = {}  # incarnation of each slot, in the API
         self._drained: Counter[str] = Counter()
@@ -130,6 +130,7 @@ class SimulatedCluster:
             lambda: self.operators.values(),
             self.fail,
             self.api_faults,
+            self.call_faults,
             self.working,
             lambda: scheduler.now,
         )

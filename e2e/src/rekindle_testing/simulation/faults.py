@@ -15,6 +15,7 @@ from rekindle_testing.simulation.cluster import OPERATORS, SimulatedCluster
 from rekindle_testing.simulation.movements import Movements
 from rekindle_testing.simulation.network import API, SINKS, STORE
 from rekindle_testing.simulation.pod import TaskPod
+from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.wrong_results import Recurrence, WrongResult
 
 FAULTS_S = 60.0
@@ -235,18 +236,24 @@ class Injector:
             self.silent.add(what)
             self._cluster.add_node()
             return
-        is_of_api, api_faults = fault.kind in _API_FAULTS, self._cluster.api_faults
-        if is_of_api:
-            api_faults.began()
+        counts = self._fault_counts(fault.kind)
+        for count in counts:
+            count.began()
 
         def heal() -> None:
-            if is_of_api:
-                api_faults.ended()
+            for count in counts:
+                count.ended()
             if end is not None:
                 self._log(f"over: {fault.kind}: {what}")
                 end()
 
         self._scheduler.after(fault.seconds, heal)
+
+    def _fault_counts(self, kind: FaultKind) -> Sequence[FaultCount]:
+        cluster = self._cluster
+        if kind is FaultKind.STALL_WATCHES:
+            return [cluster.api_faults]
+        return [cluster.api_faults, cluster.call_faults] if kind in _API_FAULTS else []
 
     def _inject(self, fault: Fault) -> Injected:
         """What it hits, and what ends it."""

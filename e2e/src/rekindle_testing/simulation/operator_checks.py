@@ -14,6 +14,7 @@ from rekindle_testing.fixtures.placement import has_other_replica
 from rekindle_testing.simulation.kube.control_plane import Views
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
+    DELETED,
     MODIFIED,
     NODES,
     PODS,
@@ -27,6 +28,9 @@ from rekindle_testing.simulation.operator.replica import OperatorReplica
 from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.working import WorkingPods
 
+_READ_S = 3.0
+"""The pods of the topology have been read within so many seconds before one is deleted or
+replaced."""
 _UNCERTAIN_S = 15.0
 """For so long after errors of the API server an operator may not know what is there."""
 
@@ -41,6 +45,7 @@ class OperatorChecks:
         replicas: Callable[[], Iterable[OperatorReplica]],
         failed: Callable[[str], None],
         api_faults: FaultCount,
+        call_faults: FaultCount,
         working: WorkingPods,
         clock: Callable[[], float],
     ) -> None:
@@ -49,9 +54,12 @@ class OperatorChecks:
         self._replicas = replicas
         self._failed = failed
         self._api_faults = api_faults
+        self._call_faults = call_faults
         self._working = working
         self._clock = clock
         self._cordoned_until: dict[str, float] = {}  # by node; infinite while it is
+        # By uid: whether it was added or deleted, its name, and when.
+        self._pods_changed: dict[str, tuple[str, str, float]] = {}
         self._highest: dict[str, int] = {}  # incarnation that was created, by slot
         self._used_by: dict[tuple[str, int], str] = {}  # uid of the pod of each incarnation
 
@@ -60,6 +68,9 @@ class OperatorChecks:
             self._note_cordon(event.raw)
         if plural != PODS:
             return
+        if event.type in (ADDED, DELETED):
+            meta = event.raw["metadata"]
+            self._pods_changed[meta["uid"]] = event.type, meta["name"], self._clock()
         if event.type == ADDED:
             self._check_new_pod(event.raw)
         elif event.type == MODIFIED and not event.raw["spec"].get("schedulingGates"):
@@ -81,7 +92,24 @@ class OperatorChecks:
         *_, plural, name = request.path.partition("?")[0].split("/")
         raw = self._objects.find(PODS, name) if plural == PODS else None
         if request.verb == "DELETE" and raw is not None:
+            self._check_has_read(replica, request)
             self._check_deletion(self._views.pod(raw))
+        elif request.verb == "POST" and plural == PODS and _incarnation(request.body) > 1:
+            self._check_has_read(replica, request)
+
+    def _check_has_read(self, replica: OperatorReplica, request: ApiRequest) -> None:
+        """Before anything is deleted or replaced, all pods of the topology are read, since watches
+        may be stalled."""
+        if self._call_faults.none_for_s <= _UNCERTAIN_S:
+            return
+        known = {pod.uid for pod in replica.cache.pods.views()}
+        for uid, (change, name, at) in self._pods_changed.items():
+            ago_s = self._clock() - at
+            if (uid in known) != (change == ADDED) and ago_s > _READ_S:
+                self._failed(
+                    f"not read before {request.verb} {request.path}: "
+                    f"{name} was {change.lower()} {ago_s:.1f} s ago"
+                )
 
     def _check_deletion(self, pod: PodView) -> None:
         slot = pod.ref.slot
@@ -160,6 +188,10 @@ class OperatorChecks:
             self._failed(f"I6: {name} has capacity for {node.allocatable}, not for {pods}")
         if has_other_replica(pod, here):
             self._failed(f"I6: another replica of {pod.name} is on {name}")
+
+
+def _incarnation(pod: Json) -> int:
+    return int(pod["metadata"]["labels"][names.LABEL_INCARNATION])
 
 
 class OperatorErrors(logging.Handler):
