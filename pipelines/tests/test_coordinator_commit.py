@@ -151,7 +151,7 @@ def test_a_new_coordinator_keeps_the_desired_state_of_tasks() -> None:
     world.start_coordinator()
     world.poll_rounds(6)
     assert no_floor(next_polls(world)) == no_floor(before)
-    world.run_epochs(1)  # a log that grows proves the position of its task
+    world.run_epochs(1)
     after = next_polls(world)
     assert {s: comparable(p) for s, p in after.items()} == {
         s: comparable(p) for s, p in before.items()

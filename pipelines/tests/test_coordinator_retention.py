@@ -266,3 +266,11 @@ def test_a_task_that_is_slow_goes_on() -> None:
     world, behind = world_with_gap(missing=0)
     world.run_while_stuck(behind, int(GAP_S) + 16)
     assert world.tasks[behind].boot == 0
+
+
+def test_a_new_coordinator_does_not_restart_a_task_that_waits_for_an_input() -> None:
+    """It has never seen the log of the task grow."""
+    world, behind = world_with_gap(missing=0)
+    world.start_coordinator()
+    world.run_while_stuck(behind, int(GAP_S) + 16)
+    assert world.tasks[behind].boot == 0

@@ -49,10 +49,9 @@ class Task:
     polling began, and later by each pause of this process. `assigned`: its restore point.
     `position` is the newest epoch of inputs that the task certainly does not need any more; None
     while it has no restore point. `advanced_at`: when its log was last seen to have grown in this
-    boot. `silence_s`: how long it had been silent when it was suspected. `first_stable` is the
-    newest epoch in its log when this boot first reported one. `failed_to_start`: its container does
-    not start (no image, or it crashes at once), so that other tasks do not have to keep anything
-    for it.
+    boot. `silence_s`: how long it had been silent when it was suspected. `failed_to_start`: its
+    container does not start (no image, or it crashes at once), so that other tasks do not have to
+    keep anything for it.
     """
 
     pod: Pod
@@ -62,7 +61,6 @@ class Task:
     response: PollResponse | None = None
     assigned: RestorePoint | None = None
     position: int | None = None
-    first_stable: int | None = None
     suspected_since: float | None = None
     silence_s: float = 0.0
     refusal: str | None = None  # why it and this coordinator cannot work together
@@ -148,7 +146,7 @@ class Membership:
         if pod.was_ready and not task.pod.was_ready and task.response is None:
             task.known_since = now
         if not pod.may_be_running:
-            task.response, task.position, task.assigned, task.first_stable = None, None, None, None
+            task.response, task.position, task.assigned = None, None, None
             task.last_response_at, task.advanced_at = None, None
             task.suspected_since, task.silence_s = None, 0.0
         task.pod = pod
@@ -174,10 +172,6 @@ class Membership:
             task.advanced_at = now
         task.suspected_since, task.silence_s = None, 0.0
         task.refusal = None
-        if rebooted or task.first_stable is None:
-            task.first_stable = (
-                None if response.phase in _PHASES_BEFORE_START else response.stable_epoch
-            )
         if rebooted:
             task.position = None
             if response.phase == TaskPhase.WAITING:
@@ -294,9 +288,9 @@ def _is_silent(task: Task, now: float) -> bool:
 def _position(task: Task, response: PollResponse) -> int | None:
     """The epoch at or below which the task certainly needs no input.
 
-    That is the epoch that it was restored from, or has saved since. The end of its log only counts
-    when the log has grown: until then it may have been written by an earlier boot, and the engine
-    computes its epochs again from their inputs.
+    That is the epoch that it was restored from, or the newest one that this boot has computed or
+    saved. The end of its log does not count: an earlier boot may have written it, so that the
+    engine computes these epochs again from their inputs.
     """
     start = response.restored_from
     if start is None:
@@ -304,8 +298,7 @@ def _position(task: Task, response: PollResponse) -> int | None:
     if start is None and response.phase in (TaskPhase.WAITING, TaskPhase.FAILED):
         return task.position
     candidates = [NO_EPOCH if start is None else start, *(c.epoch for c in response.checkpoints)]
-    if task.first_stable is not None and response.stable_epoch > task.first_stable:
-        candidates.append(response.stable_epoch)
+    candidates.append(max(response.digests, default=NO_EPOCH))
     if task.position is not None:
         candidates.append(task.position)
     return max(candidates)
