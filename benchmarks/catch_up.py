@@ -75,7 +75,7 @@ def main() -> None:
 def _lose_and_rebuild(cluster: EmbeddedCluster, run: Run, phase_s: float) -> Times:
     began = time.time()
     time.sleep(phase_s)
-    victim = run.task_pods("sessions")[0].spec.node_name
+    victim = run.task_pods("durations")[0].spec.node_name
     # Not cordoned: tasks leave nodes that are.
     for node in cluster.nodes:
         cluster.kubectl("taint", "nodes", node, f"{FULL}=:NoSchedule")

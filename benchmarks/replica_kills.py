@@ -120,8 +120,8 @@ _SLOT = (names.LABEL_SEGMENT, names.LABEL_PARTITION, names.LABEL_REPLICA)
 
 def _victim(run: Run, number: int) -> Any:
     if number % 5 == 4:
-        return _nth(run.task_pods("clicks"), number // 5)
-    return _nth(run.task_pods("sessions"), number % 5)
+        return _nth(run.task_pods("sessions"), number // 5)
+    return _nth(run.task_pods("durations"), number % 5)
 
 
 def _nth(pods: Sequence[Any], number: int) -> Any:
@@ -173,8 +173,8 @@ def _rebuild_rows(kills: Sequence[Kill], notes: Sequence[tuple[str, str, str]]) 
     for slot, number, phase in notes:
         phases.get((slot, int(number)), set()).add(phase)
     moved = sum("moving" in p and "restoring" not in p for p in phases.values())
-    sources = [k.rebuilt_s - k.killed_s for k in kills if k.segment_name == "clicks"]
-    windows = [k.rebuilt_s - k.killed_s for k in kills if k.segment_name != "clicks"]
+    sources = [k.rebuilt_s - k.killed_s for k in kills if k.segment_name == "sessions"]
+    windows = [k.rebuilt_s - k.killed_s for k in kills if k.segment_name != "sessions"]
     rows = [_row("rebuild of a window's replica, s", windows, None)]
     if sources:
         rows.append(_row("rebuild of a source's replica, s", sources, None))

@@ -60,7 +60,7 @@ def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[st
             "resources": {"requests": {"cpu": "500m", "memory": "1Gi"}},
             "sources": [
                 {
-                    "name": "clicks",
+                    "name": "sessions",
                     "schema": "user BIGINT, duration BIGINT, t TIMESTAMP",
                     "eventTime": {"column": "t"},
                     "generator": generator if rows is None else {**generator, "rows": rows},
@@ -68,19 +68,19 @@ def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[st
             ],
             "operators": [
                 {
-                    "name": "sessions",
-                    "inputs": ["clicks"],
+                    "name": "durations",
+                    "inputs": ["sessions"],
                     "keyBy": ["user"],
                     "partitions": load.partitions,
                     "window": {**window, "groupBy": ["user"], "aggregate": aggregate},
                 },
                 {
-                    "name": "totals",
-                    "inputs": ["sessions"],
+                    "name": "copy",
+                    "inputs": ["durations"],
                     "keyBy": ["user"],
                     "partitions": 1,
                     "replicas": 1,
-                    "sql": "SELECT user, longest, mean FROM sessions",
+                    "sql": "SELECT user, longest, mean FROM durations",
                 },
             ],
             "queries": [
@@ -90,7 +90,7 @@ def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[st
                     "priority": 1,
                     "sink": {"files": {"url": f"{place}/output/{query}", "format": "parquet"}},
                 }
-                for query, node in zip(QUERIES, ("sessions", "totals"), strict=True)
+                for query, node in zip(QUERIES, ("durations", "copy"), strict=True)
             ],
         },
     }

@@ -72,6 +72,7 @@ class ThroughputRow:
 
 
 def measure_throughput(pairs: int = PAIRS, epochs: int = EPOCHS) -> ThroughputRow:
+    # Its sources do not run, whatever `input_s` says.
     name, spec = load_topology(resource(Setting("throughput", input_s=1.0)))
     topology = compile_topology(spec, name)
     segment = next(s for s in topology.segments if s.inputs)

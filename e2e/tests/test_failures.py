@@ -146,7 +146,7 @@ def _outcome_of_torn(run: Run, segment: str, name: str) -> str | None:
         text = run.cluster.kubectl("logs", name)
     except KubectlError:  # between two containers
         return None
-    return "cut" if "output log truncated" in text else None
+    return "cut" if "output log ends before damage" in text else None
 
 
 def _remove_store(run: Run, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""A few generated manifests with a real API server and the operator; `make fuzz` runs more."""
+"""A few generated topologies with a real API server and the operator; `make fuzz` runs more."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEED = 1
 COUNT = 60
 
 
-def test_generated_manifests_are_refused_with_a_field_or_run(tmp_path: Path) -> None:
+def test_generated_topologies_are_refused_with_a_field_or_run(tmp_path: Path) -> None:
     with session(tmp_path, print) as running:
         assert run(running, SEED, first=0, count=COUNT, directory=tmp_path, batch=COUNT) == []
         created = running.statistics.created

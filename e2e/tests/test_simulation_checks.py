@@ -76,7 +76,7 @@ def test_an_isolated_host_is_silent_and_a_process_that_is_gone_refuses() -> None
 
     def call(host: str) -> None:
         network.call(
-            caller, host, None, lambda result: ended.append(type(result).__name__), deadline_s=3.0
+            caller, host, None, lambda result: ended.append(type(result).__name__), timeout_s=3.0
         )
 
     caller = Process(scheduler, "a")

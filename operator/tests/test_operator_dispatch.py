@@ -25,7 +25,7 @@ from rekindle_operator.reconcile.schedule import ActionOrder, ScheduledAction, s
 from rekindle_operator.retries import Retries
 from rekindle_testing.waiting import wait_for
 
-_DEADLINE_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 def scheduled(
@@ -49,7 +49,7 @@ class Doer:
 
     def __call__(self, scheduled: ScheduledAction) -> Outcome:
         if scheduled.key.startswith("hang"):
-            self.released.wait(_DEADLINE_S)
+            self.released.wait(_TIMEOUT_S)
         self.done.append(scheduled.key)
         if scheduled.key.startswith("bug"):
             raise KeyError(scheduled.key)
@@ -90,7 +90,7 @@ def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
     others = [scheduled(f"good{n}", "good") for n in range(20)]
     started = time.monotonic()
     dispatcher(doer).run([*hanging, *others])
-    assert time.monotonic() - started < _DEADLINE_S / 2
+    assert time.monotonic() - started < _TIMEOUT_S / 2
     assert sorted(doer.done) == sorted(s.key for s in others)
 
 
@@ -128,7 +128,7 @@ def test_each_namespace_gets_two_workers_before_any_gets_more(
 
     def do(scheduled: ScheduledAction) -> Outcome:
         begun.append(scheduled.key)
-        doer.released.wait(_DEADLINE_S)
+        doer.released.wait(_TIMEOUT_S)
         return doer(scheduled)
 
     doing = Dispatcher(
@@ -146,7 +146,7 @@ def test_each_namespace_gets_two_workers_before_any_gets_more(
     assert sorted(begun)[:2] == ["hang0", "hang1"]
     assert len([key for key in begun if key.startswith("ok")]) >= 2
     doer.released.set()
-    running.join(_DEADLINE_S)
+    running.join(_TIMEOUT_S)
 
 
 def test_a_call_that_hangs_is_not_repeated(doer: Doer) -> None:
@@ -255,7 +255,7 @@ def test_a_worker_that_fails_between_two_actions_ends_no_pass(doer: Doer) -> Non
 def test_an_error_of_the_operator_is_retried_with_back_off(doer: Doer) -> None:
     now = [0.0]
     # No call hangs, also on a busy machine.
-    doing = dispatcher(doer, workers=1, clock=lambda: now[0], stall_s=_DEADLINE_S)
+    doing = dispatcher(doer, workers=1, clock=lambda: now[0], stall_s=_TIMEOUT_S)
     for _ in range(100):
         doing.run([scheduled("bug"), scheduled("other")])
         now[0] += 1.0

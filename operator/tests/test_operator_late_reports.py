@@ -251,7 +251,8 @@ def test_a_silent_task_loses_no_node_on_which_another_topologys_pod_responds() -
 
 
 def test_a_kubelet_that_never_responded_leaves_it_to_the_pods() -> None:
-    """What is silent counts from the last response of any pod of the node on."""
+    """They are silent since the first unanswered probe after the last response of any of them. A
+    response more than 30 s ago keeps no node."""
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 90)
     for answered_s, unanswered_s, is_lost in (
         (9.0, 1.8, False),

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from model_cluster import ModelCluster
 
+from rekindle.transitions import InvalidTransition
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.phases import (
     QUERY_TRANSITIONS,
     SLOT_TRANSITIONS,
     TOPOLOGY_TRANSITIONS,
-    InvalidTransition,
     QueryChange,
     SlotEvent,
     SlotPhase,

@@ -251,8 +251,8 @@ def _fields(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 
-def run_until(watchdog: Watchdog, clock: Clock, done: Any, deadline_s: float = 10) -> None:
-    end = clock.now + deadline_s
+def run_until(watchdog: Watchdog, clock: Clock, done: Any, timeout_s: float = 10) -> None:
+    end = clock.now + timeout_s
     while not done():
         assert clock.now < end
         clock.now += watchdog.step()

@@ -12,9 +12,9 @@ from rekindle.connectors.csv_quotes import CsvDialect, QuoteDetector, require_cl
 from rekindle.errors import SchemaMismatch
 
 
-def needs_check(text: str, size: int = 3, *, ascii_bytes: bool = True, **dialect: str) -> bool:
+def needs_check(text: str, size: int = 3, *, ascii_compatible: bool = True, **dialect: str) -> bool:
     file = io.BytesIO(text.encode())
-    detector = QuoteDetector(file, CsvDialect(**dialect), ascii_bytes=ascii_bytes)
+    detector = QuoteDetector(file, CsvDialect(**dialect), ascii_compatible=ascii_compatible)
     while detector.read(size):
         pass
     return detector.needs_check
@@ -35,7 +35,7 @@ def test_quotes_are_closed_where_no_check_is_needed(text: str, size: int) -> Non
 
 
 def test_an_open_quote_needs_a_check_before_the_end_is_read() -> None:
-    detector = QuoteDetector(io.BytesIO(b'a,b\n"1,2\n'), CsvDialect(), ascii_bytes=True)
+    detector = QuoteDetector(io.BytesIO(b'a,b\n"1,2\n'), CsvDialect(), ascii_compatible=True)
     detector.read(10)
     assert detector.needs_check
 
@@ -60,8 +60,8 @@ def test_other_quotes_need_a_check(text: str) -> None:
 
 def test_an_escape_or_another_encoding_needs_a_check() -> None:
     assert needs_check('"a"\n', escape="\\")
-    assert needs_check('"a"\n', ascii_bytes=False)
-    assert not needs_check("a\n", ascii_bytes=False)
+    assert needs_check('"a"\n', ascii_compatible=False)
+    assert not needs_check("a\n", ascii_compatible=False)
 
 
 def test_a_file_without_quotes_needs_no_check() -> None:

@@ -200,13 +200,14 @@ def test_a_stream_that_only_sinks_read_is_held_by_its_own_entry() -> None:
     assert found == {Partition("src", 0): 11}
 
 
-def test_a_waiting_partition_pins_the_entries_of_all_its_ancestors() -> None:
+def test_a_partition_that_is_behind_pins_entries_of_all_its_ancestors() -> None:
     graph = build_graph(
         make_topology(
             [SimulatedSegment("a"), SimulatedSegment("b", ("a",)), SimulatedSegment("c", ("b",))]
         )
     )
     a, b, c = (Partition(n, 0) for n in "abc")
+    # c has no entry at 15 yet: it would restore 11.
     available = {a: refs(15, 11, 7), b: refs(15, 7), c: refs(11, 7)}
     kept = keep_entries(graph, available, previous={}, progress=Progress(positions={b: (7,)}))
     assert epochs(kept["c/0"]) == [11]

@@ -9,7 +9,7 @@ import pytest
 
 from rekindle.reference.overlap import prefetch, set_on_error, write_behind
 
-DEADLINE_S = 10.0
+TIMEOUT_S = 10.0
 
 
 def test_items_keep_their_order() -> None:
@@ -28,7 +28,7 @@ def test_only_the_next_item_is_made_while_one_is_used() -> None:
 
     found = prefetch(items())
     assert next(found) == 1
-    assert second.wait(DEADLINE_S)
+    assert second.wait(TIMEOUT_S)
     assert not third.wait(0.05)
     assert made == [1, 2]
     found.close()
@@ -79,7 +79,7 @@ def test_a_write_in_progress_is_ended_early_after_an_error() -> None:
     noticed: list[bool] = []
 
     def wait(_: int) -> None:
-        noticed.append(ended.wait(DEADLINE_S))
+        noticed.append(ended.wait(TIMEOUT_S))
 
     def fail() -> None:
         with write_behind(wait) as write, set_on_error(ended):

@@ -83,7 +83,8 @@ def test_a_delayed_reader_still_leaves_a_silent_replica() -> None:
 
 
 def test_a_connection_that_is_not_made_is_no_timed_out_call() -> None:
-    """Its machine or the network is gone: with each longer deadline it would be found later."""
+    """A timed-out call gives the next one more time, since its epoch may be large. Here the machine
+    or the network is gone, so that each such call would find this later."""
     with socket.socket() as full:
         full.bind((ADDRESS, 0))
         full.listen(0)

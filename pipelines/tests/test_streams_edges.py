@@ -383,7 +383,7 @@ def test_readers_that_are_gone_hold_no_more_than_their_shares(
 def test_a_fetch_that_hangs_holds_up_spilled_reads_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hanging: int
 ) -> None:
-    monkeypatch.setattr(store_calls, "DEADLINE_S", 0.3)
+    monkeypatch.setattr(store_calls, "TIMEOUT_S", 0.3)
     hung, released = set[str](), threading.Event()
 
     class HangingSpill(MemorySpill):

@@ -9,7 +9,7 @@ from random_histories import histories
 from reader_parts import A, B, routes_to
 
 from rekindle.streams.reader_core import (
-    MAX_DEADLINE_S,
+    MAX_TIMEOUT_S,
     AbandonCall,
     CallFailed,
     CallLost,
@@ -35,7 +35,7 @@ class Upstream:
     call: ReadEpochs | None = None  # in progress
     abandoned: list[ReadEpochs] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
-    deadlines: list[float] = field(default_factory=list)
+    timeouts: list[float] = field(default_factory=list)
     has_buffer_space: bool = True
 
     def step(self, event: ReaderEvent) -> None:
@@ -45,7 +45,7 @@ class Upstream:
                     assert self.call is None, "one call at a time"
                     assert self.has_buffer_space
                     self.call = effect
-                    self.deadlines.append(effect.deadline_s)
+                    self.timeouts.append(effect.timeout_s)
                 case AbandonCall():
                     assert self.call is not None
                     self.abandoned.append(self.call)
@@ -142,8 +142,8 @@ def test_all_is_delivered_once_replicas_respond(moves: list[str]) -> None:
 
 
 @given(MOVES)
-def test_deadlines_are_bounded(moves: list[str]) -> None:
-    assert all(1.5 <= d <= MAX_DEADLINE_S for d in play(moves).deadlines)
+def test_timeouts_are_bounded(moves: list[str]) -> None:
+    assert all(1.5 <= t <= MAX_TIMEOUT_S for t in play(moves).timeouts)
 
 
 def test_a_suspected_replica_is_left_in_the_middle_of_a_call() -> None:

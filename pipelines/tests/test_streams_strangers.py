@@ -160,7 +160,7 @@ def test_a_wrong_request_is_refused_without_a_stack_trace(
     assert not caplog.records
 
 
-def test_a_byte_a_second_ends_at_the_deadline(
+def test_a_request_that_trickles_ends_at_the_deadline(
     server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connections, "HANDSHAKE_S", 1.0)

@@ -16,6 +16,7 @@ from reader_parts import read_once
 from test_task_process import (
     KEYS,
     ROWS,
+    SOURCE,
     Task,
     TinyCoordinator,
     make_spec,
@@ -116,7 +117,7 @@ def test_windows_answer_without_an_input_and_correct_themselves(
         lambda: all(t.answer and t.answer.tentative_epoch > stable(t) + 15 for t in windows), 120
     )
     assert [stable(t) for t in windows] == began
-    assert all(t.answer and t.answer.missing == ("rows",) for t in windows)
+    assert all(t.answer and t.answer.missing == (SOURCE,) for t in windows)
     during = [read(t, at + 1) for t, at in zip(windows, began, strict=True)]
     assert {b.kind for r in during for b in r.epochs} == {BatchKind.TENTATIVE}
 

@@ -44,7 +44,7 @@ class TaskReport:
         return self.stable_epoch is not None and not self.silent_s
 
     @property
-    def is_unknown(self) -> bool:
+    def is_inconclusive(self) -> bool:
         """Silent to a coordinator that suspects nobody, since its own network seems to be faulty:
         this proves neither that the task works nor that it does not."""
         return bool(self.silent_s) and not self.suspected

@@ -30,7 +30,7 @@ WORKERS = 8
 _WORKERS_PER_TOPOLOGY = 3
 _WORKERS_PER_NAMESPACE = 2  # before another one gets more
 _MAX_HANGING = 2  # calls of a namespace, until no more are started in it
-_THREADS_PER_WORKER = 16  # all but one may hang: a call ends after 13 s at most (`calls`)
+_THREADS_PER_WORKER = 16  # all but one may hang: a call ends after 13 s at most (`cluster.calls`)
 STALL_S = 1.0  # a pass does not wait for a call that takes longer
 _MAX_EVENTS = 5000  # kept for the next pass; the oldest are dropped first
 
@@ -115,7 +115,7 @@ class Dispatcher:
         self._running: dict[str, _RunningAction] = {}
         self._decided: dict[str, ScheduledAction] = {}  # by this pass, by key; empty between passes
         self._not_done: set[str] = set()  # keys of this pass that are not done
-        self._cleans_up = False  # whether this pass deletes pods or records
+        self._cleans_up = False  # whether this pass deletes pods or generation records
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
     def run(self, actions: Iterable[ScheduledAction]) -> None:

@@ -22,8 +22,7 @@ _HISTORY_LENGTH = 16
 
 
 class InvalidTransition(RekindleError):
-    """An event that is invalid in a state: a bug in the caller. Contains the transitions
-    before it."""
+    """An event that is invalid in a state: a bug in the caller. Contains what led to it."""
 
 
 def next_state(

@@ -156,7 +156,7 @@ class Injector:
 def _delete(node: NodeAdmin) -> None:
     for _ in range(_DELETE_ATTEMPTS):
         try:
-            # With `missing_ok`, a missing response of the API server would count as success.
+            # With `best_effort`, an API server that does not respond would count as success.
             if not node.exists():
                 return
             node.delete()

@@ -46,9 +46,9 @@ from rekindle_testing.simulation.scheduler import Process, Scheduler
 from rekindle_testing.simulation.store_and_sinks import Down, SimulatedStore
 
 _POLL_INTERVAL_S = 0.25
-_POLL_DEADLINE_S = 1.0
+_POLL_TIMEOUT_S = 1.0
 _TICK_S = 0.1
-_STORE_DEADLINE_S = 10.0
+_STORE_TIMEOUT_S = 10.0
 _NEWER_COORDINATOR = 409
 
 
@@ -175,7 +175,7 @@ class CoordinatorProcess:
             if slot in self._polling:
                 self._poll_again(slot, _POLL_INTERVAL_S)
 
-        self._network.call(self.process, address, poll, ended, _POLL_DEADLINE_S)
+        self._network.call(self.process, address, poll, ended, _POLL_TIMEOUT_S)
 
     # -- the store -------------------------------------------------------------------------------
 
@@ -183,7 +183,7 @@ class CoordinatorProcess:
         """One call after another, as in the coordinator's thread for the store."""
 
         def call() -> None:
-            self._network.call(self.process, STORE, request, done, _STORE_DEADLINE_S)
+            self._network.call(self.process, STORE, request, done, _STORE_TIMEOUT_S)
 
         def done(result: Any) -> None:
             ended(result)
@@ -236,4 +236,4 @@ class CoordinatorProcess:
             failed = isinstance(result, (Down, Refused, TimedOut))
             self.feed(GarbageCollected("down" if failed else None))
 
-        self._network.call(self.process, STORE, collect, ended, _STORE_DEADLINE_S)
+        self._network.call(self.process, STORE, collect, ended, _STORE_TIMEOUT_S)

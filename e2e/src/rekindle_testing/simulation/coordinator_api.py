@@ -80,12 +80,12 @@ class ApiAccess:
         path: str,
         body: Any,
         on_response: OnResponse,
-        deadline_s: float = _CALL_TIMEOUT_S,
+        timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
         def end(result: Any) -> None:
             on_response(result if isinstance(result, ApiResponse) else None)
 
-        self.network.call(self.process, API, ApiRequest(verb, path, body), end, deadline_s)
+        self.network.call(self.process, API, ApiRequest(verb, path, body), end, timeout_s)
 
 
 class LeaseKeeper:

@@ -22,7 +22,6 @@ from rekindle.coordinator.movement import phases as movements
 from rekindle.exchange.state_mover import phases as sessions
 from rekindle.exchange.state_mover.phases import DonorEvent
 from rekindle.task.core import phases as tasks
-from rekindle.task.core.phases import PhaseMachine, TaskEvent
 from rekindle.transitions import StateMachine
 from rekindle_operator.reconcile import phases, slots
 
@@ -91,13 +90,6 @@ def counted() -> Iterator[Counter[Cell]]:
 
         return counting
 
-    def counting_phases(step: Callable[..., Any]) -> Callable[..., Any]:
-        def counting(self: PhaseMachine, event: TaskEvent) -> bool:
-            counts["task", self.phase, event] += 1
-            return bool(step(self, event))
-
-        return counting
-
     def counting_disputes(next_state: Callable[..., Any]) -> Callable[..., Any]:
         def counting(subject: str, table: Any, state: Any, event: Any, *more: Any) -> Any:
             counts["dispute", state, event] += 1
@@ -115,7 +107,6 @@ def counted() -> Iterator[Counter[Cell]]:
     with ExitStack() as stack:
         for owner, name, counting in (
             (StateMachine, "step", counting_machine),
-            (PhaseMachine, "step", counting_phases),
             (disputes, "next_state", counting_disputes),
             (slots, "next_slot_phase", counting_slots),
         ):

@@ -114,7 +114,7 @@ class Network:
         host: str,
         request: Any,
         ended: Callable[[Any], None],
-        deadline_s: float,
+        timeout_s: float,
     ) -> None:
         """Call the server at a host. `ended` is called once, with the reply, Refused or
         TimedOut, by the calling process."""
@@ -138,4 +138,4 @@ class Network:
                 process.do(lambda: serving.serve(request, reply))
 
         self.send(caller.host, host, arrive)
-        caller.after(deadline_s, lambda: end(TimedOut()))
+        caller.after(timeout_s, lambda: end(TimedOut()))

@@ -124,7 +124,8 @@ class SimulatedPod(ABC, Generic[B]):
 class TaskPod(SimulatedPod[TaskProcess]):
     """`skew_s`: how far the clock of its node is ahead. `slow`: its engine.
     `tentative_fails`: whether its next tentative epoch does; `call_fails`: whether its next call of
-    the engine or of a restore does, for good. `wrong_result`: what it computes wrongly."""
+    the engine or of a restore fails, and is not tried again. `wrong_result`: what it computes
+    wrongly."""
 
     def __init__(
         self,

@@ -181,7 +181,7 @@ class SimulatedReader:
 
         host = call.address.rpartition(":")[0]
         request = ReadRequest(call.incarnation, call.epoch, call.position)
-        self._network.call(self._process, host, request, ended, call.deadline_s)
+        self._network.call(self._process, host, request, ended, call.timeout_s)
 
     def _ended(self, call: ReadEpochs, result: ReadReply | Refused | TimedOut) -> None:
         if not isinstance(result, ReadReply) or result.truncated:

@@ -117,7 +117,7 @@ _FAILED_CALL_S = (0.005, 2.0)
 _SLOWNESS = 30.0  # a slow engine takes so many times as long
 _APPEND_S = (0.0005, 0.004)
 _TAKE_TIMEOUT_S = 0.25
-_STORE_DEADLINE_S = 5.0
+_STORE_TIMEOUT_S = 5.0
 
 
 TaskRequest = PollRequest | ReadRequest | OfferRequest | ChunkRequest | Release
@@ -365,7 +365,7 @@ class TaskProcess:
                 self._restored = result
                 self.step(StartStepSucceeded())
 
-        self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_DEADLINE_S)
+        self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_TIMEOUT_S)
 
     def _open_inputs(self) -> None:
         if self._moved is not None:
@@ -512,9 +512,9 @@ class TaskProcess:
         host: str,
         request: Callable[[], Any],
         ended: Callable[[Any], None],
-        deadline_s: float,
+        timeout_s: float,
     ) -> None:
-        self._around.network.call(self.process, host, request, ended, deadline_s)
+        self._around.network.call(self.process, host, request, ended, timeout_s)
 
     def _save(self, state: TaskState) -> None:
         def ended(result: Any) -> None:
@@ -524,4 +524,4 @@ class TaskProcess:
                 self.step(EntrySaved(result))
 
         request = partial(self._around.store.save, self.partition, state)
-        self._outside(STORE, request, ended, _STORE_DEADLINE_S)
+        self._outside(STORE, request, ended, _STORE_TIMEOUT_S)

@@ -270,7 +270,7 @@ class Snapshot:
     )  # (uid, generation)
     uncreated_pods: Mapping[IncarnationRef, UncreatedPod] = field(default_factory=dict)
     unsuitable: Mapping[str, frozenset[str]] = field(default_factory=dict)  # shape -> nodes
-    # By the pod's uid: `cluster.phase_times`.
+    # By uid, of pods of coordinators and of the operator that have a node: `cluster.phase_times`.
     pods_in_phase_since: Mapping[str, float] = field(default_factory=dict)
     # By uid: `cluster.first_seen`.
     pods_seen_at: Mapping[str, float] = field(default_factory=dict)

@@ -129,7 +129,7 @@ def _next_coordinator(
             node = losses.usable_nodes[newest.node]
             prepare.append(AvoidNode(newest.shape, node.name, node.uid, newest.uid, why))
     pod = coordinator_pod(
-        view, ref.incarnation, losses.avoided, defaults, last_resort=less_preferred
+        view, ref.incarnation, losses.excluded_nodes, defaults, last_resort=less_preferred
     )
     create: tuple[CreatePod, ...] = ()
     if uncreated is None or pass_inputs.now >= uncreated.retry_at:
@@ -291,7 +291,7 @@ def _why_unscheduled(context: ReconcileContext, pod: PodView) -> str:
     assert context.running is not None
     pass_inputs = context.pass_inputs
     template_digest = coordinator_template_digest(
-        context.running.view, pass_inputs.losses.avoided, pass_inputs.settings.pods
+        context.running.view, pass_inputs.losses.excluded_nodes, pass_inputs.settings.pods
     )
     if pod.node is None and pod.template_digest != template_digest and _is_old(context, pod):
         return "its pod was not scheduled, and would be made differently now"

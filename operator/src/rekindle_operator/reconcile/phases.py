@@ -15,12 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from rekindle.errors import RekindleError
+from rekindle.transitions import InvalidTransition
 from rekindle_operator.topology_status import QueryState, TopologyPhase
-
-
-class InvalidTransition(RekindleError):
-    """A decision that the table does not allow. The message has the details."""
 
 
 class SlotPhase(StrEnum):

@@ -51,12 +51,12 @@ def collect_evidence(
         for uid, report in reports.items()
         for task in report.tasks.values()
     }
-    unknown = {ref for ref, task in tasks.items() if task.is_unknown}
+    inconclusive = {ref for ref, task in tasks.items() if task.is_inconclusive}
     reporting_coordinators = {(uid, report.fence) for uid, report in reports.items()}
     reported = [
         p
         for p in bound
-        if p.owner_uid in fresh and p.ref not in unknown and _is_of(p, tasks.get(p.ref))
+        if p.owner_uid in fresh and p.ref not in inconclusive and _is_of(p, tasks.get(p.ref))
     ]
     running = [p for p in reported if not p.terminating and not p.ended]
     silent = [p for p in running if p.ref in snapshot.reported_silent_since]

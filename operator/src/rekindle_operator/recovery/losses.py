@@ -88,7 +88,7 @@ class LossAssessment:
     why_not_lost: str = ""
 
     @property
-    def avoided(self) -> frozenset[str]:
+    def excluded_nodes(self) -> frozenset[str]:
         """Names of nodes that get no pods."""
         return self.unresponsive_nodes | self.lost_nodes.keys()
 

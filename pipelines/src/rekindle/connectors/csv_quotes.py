@@ -48,12 +48,12 @@ class QuoteDetector:
     """A binary file from which Arrow reads, that inspects the quotes in the bytes read.
     `needs_check`: whether `require_closed_quotes` has to check the file."""
 
-    def __init__(self, file: Any, dialect: CsvDialect, *, ascii_bytes: bool) -> None:
-        """`ascii_bytes`: whether bytes below 128 are always ASCII in the file's encoding."""
+    def __init__(self, file: Any, dialect: CsvDialect, *, ascii_compatible: bool) -> None:
+        """`ascii_compatible`: whether bytes below 128 are always ASCII in the file's encoding."""
         self._file = file
         self._quote = dialect.quote.encode() if dialect.quote else None
         self._quote_byte = ord(dialect.quote or "\0")
-        self._can_track = ascii_bytes and dialect.escape is None
+        self._can_track = ascii_compatible and dialect.escape is None
         self._separators = np.frombuffer(f"{dialect.delimiter}\r\n".encode(), np.uint8)
         self._inside = False  # whether a quoted value is open
         self._before = self._separators[-1:]  # the last byte that was read

@@ -70,7 +70,7 @@ def _read(
         encoding=options.encoding,
     )
     with fs.open(path, "rb", compression="infer") as f:
-        detector = QuoteDetector(f, dialect, ascii_bytes=options.encoding == UTF_8)
+        detector = QuoteDetector(f, dialect, ascii_compatible=options.encoding == UTF_8)
         try:
             yield from pa_csv.open_csv(
                 detector,

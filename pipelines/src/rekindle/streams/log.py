@@ -1,12 +1,12 @@
 """The output log: the newest epochs of one stream partition, on local disk.
 
 It is a bounded cache, not a source of truth: lost epochs are computed again with the same bits, so
-it is never fsynced. Each read checks the record's checksum. Damage that is found when the log is
-opened, a torn tail or a flipped bit, truncates the log there; for damage that is found later,
-`damage` is set and the owner reopens the log. Damaged epochs that no consumer needs any more, or
-that are tentative, are dropped instead. It does not know network or engine. The caller decides what
-is truncated; an epoch above the floor is never removed (invariant I5): over budget, whole files are
-spilled to the checkpoint store, or appends fail.
+it is never fsynced. Each read checks the record's checksum. A log that is opened ends before the
+first damage, a torn tail or a flipped bit; for damage that is found later, `damage` is set and the
+owner reopens the log. Damaged epochs that no consumer needs any more, or that are tentative, are
+dropped instead. It does not know network or engine. The caller decides through which epoch it is
+truncated, from its beginning; an epoch above that floor is never removed (invariant I5): over
+budget, whole files are spilled to the checkpoint store, or appends fail.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -136,7 +136,7 @@ class OutputLog:
         self._retain_bytes = 0
         self._pins: set[LogPin] = set()
         self.damage: str | None = None
-        """Damage that a read found; the log has to be reopened, which truncates it there."""
+        """Damage that a read found; the log has to be reopened, and ends before it then."""
         self._fetched = FetchedFiles(fetched_bytes)
         self._cursors: dict[int, int] = {}  # by epoch, the offset from which to look for it
         self._no_rows = schema.empty_table()
@@ -159,7 +159,8 @@ class OutputLog:
             )
         if loaded.cut:
             _log.warning(
-                "output log truncated: %s; the epochs from there are computed again", loaded.cut
+                "output log ends before damage: %s; the epochs from there are computed again",
+                loaded.cut,
             )
 
     # -- reading ---------------------------------------------------------------------------------
@@ -524,8 +525,8 @@ class OutputLog:
     def _damaged(self, file: LogFile, found: str) -> LogCorrupt:
         """Called under `_writing`."""
         message = (
-            f"{found}; the task restarts, truncates its output log there and computes the epoch "
-            f"again"
+            f"{found}; the task restarts, drops its output log from there on and computes the "
+            f"epochs again"
         )
         with self._changed:
             files = self._branch.extents

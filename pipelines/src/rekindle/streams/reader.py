@@ -277,7 +277,7 @@ class PartitionReader:
             call.incarnation,
             call.position,
         )
-        return await client.read(request, call.deadline_s)
+        return await client.read(request, call.timeout_s)
 
     def _received(self, call: ReadEpochs, response: ReadResponse) -> None:
         progress = response.progress

@@ -30,7 +30,7 @@ from rekindle.streams.wire import LivePosition
 
 WAIT_S = 0.5
 GRACE_S = 1.0
-MAX_DEADLINE_S = 60.0
+MAX_TIMEOUT_S = 60.0
 _REPORTED_TIMEOUTS = 2
 """Calls for one epoch that may pass their deadline before this is reported as a problem."""
 _REPORTED_FAILURES = 8
@@ -106,7 +106,7 @@ class ReadEpochs:
     address: str
     incarnation: int | None  # from the routes
     epoch: int
-    deadline_s: float
+    timeout_s: float
     position: LivePosition | None = None  # of a live call
 
 
@@ -197,7 +197,7 @@ class ReaderCore:
         if timeouts >= _REPORTED_TIMEOUTS:
             return (
                 f"{where} did not arrive in {timeouts} calls; the next may take "
-                f"{self._deadline_s(timeouts):g} s. If its replicas are healthy it is too large: "
+                f"{self._timeout_s(timeouts):g} s. If its replicas are healthy it is too large: "
                 "use shorter epochs"
             )
         if self._failure is not None and self.choice.failures >= _REPORTED_FAILURES:
@@ -251,7 +251,7 @@ class ReaderCore:
                 address,
                 self._incarnations.get(address),
                 self.choice.next_epoch,
-                self._deadline_s(self.choice.timeouts_extending_call_at(address)),
+                self._timeout_s(self.choice.timeouts_extending_call_at(address)),
                 position,
             )
             effects.append(self._call)
@@ -273,6 +273,6 @@ class ReaderCore:
         self._call = None
         return call
 
-    def _deadline_s(self, timeouts: int) -> float:
+    def _timeout_s(self, timeouts: int) -> float:
         doubled = (WAIT_S + GRACE_S) * 2.0 ** min(timeouts, 10)
-        return min(doubled, MAX_DEADLINE_S)
+        return min(doubled, MAX_TIMEOUT_S)

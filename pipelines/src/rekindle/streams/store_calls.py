@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from rekindle.errors import StoreError
 from rekindle.streams.io_thread import CallThread
 
-DEADLINE_S = 30.0
+TIMEOUT_S = 30.0
 """To fetch a file of a log, of 16 MiB or one epoch."""
 MAX_HANGING = 4
 """Calls that hang at a time; while there are so many, others fail at once."""
@@ -58,7 +58,7 @@ class StoreCalls:
         if len(self._hanging) >= MAX_HANGING:
             raise StoreError(f"{what}: not tried, since {MAX_HANGING} calls of the store hang")
         try:
-            async with asyncio.timeout(DEADLINE_S) as deadline:
+            async with asyncio.timeout(TIMEOUT_S) as deadline:
                 return await self._thread.run(function)
         except TimeoutError:
             if not deadline.expired():
@@ -66,7 +66,7 @@ class StoreCalls:
         self._thread.stop(0)  # it ends once the call returns
         self._hanging.append(self._thread)
         self._thread = CallThread(_NAME)
-        raise StoreError(f"{what}: the store has not responded within {DEADLINE_S:g} s")
+        raise StoreError(f"{what}: the store has not responded within {TIMEOUT_S:g} s")
 
     def stop(self, timeout_s: float) -> None:
         """End the thread after its call in progress."""

@@ -353,8 +353,8 @@ class TaskRuntime:
 
     def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
-        through, compare_files_from = started.written_through, started.earlier.compare_files_from
-        sinks = SinkWriters(log, through, self._open_sink, compare_files_from)
+        compare_files_from = started.earlier.compare_files_from
+        sinks = SinkWriters(log, started.written_through, self._open_sink, compare_files_from)
         saver = CheckpointSaver(self._store)
         if self.status.restoring is not None:
             saver.state_incomplete()

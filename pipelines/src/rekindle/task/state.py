@@ -15,7 +15,7 @@ from rekindle.engine.model import State
 @dataclass(frozen=True, slots=True)
 class TaskState:
     """State of a task's operators and the chain's watermark after `epoch`, and the chained digest
-    of all output through it."""
+    of all output through it; empty: not known, so that it begins here."""
 
     epoch: int
     watermark: int

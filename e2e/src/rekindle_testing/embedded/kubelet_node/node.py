@@ -150,7 +150,7 @@ class KubeletNode:
     def stop(self) -> None:
         """Kill the node and delete its Node: only its logs are kept."""
         self.kill()
-        self.api.delete(missing_ok=True)
+        self.api.delete(best_effort=True)
 
     @property
     def init_pid(self) -> int:

@@ -143,7 +143,7 @@ class ProcessNode:
     def stop(self) -> None:
         """Kill the node and delete its Node: only its log is kept."""
         self.kill()
-        self.api.delete(missing_ok=True)
+        self.api.delete(best_effort=True)
 
     @property
     def init_pid(self) -> int:

@@ -132,15 +132,16 @@ class NodeAdmin:
                 raise EmbeddedError(f"{timeout_s:g} s passed and {self.name} still has {names}")
             time.sleep(_POLL_S)
 
-    def delete(self, *, missing_ok: bool = False) -> None:
+    def delete(self, *, best_effort: bool = False) -> None:
+        """`best_effort`: no error if there is no such Node, or the API server does not respond."""
         try:
             self._api.call("DELETE", self._path)
         except ApiRefusal as error:
-            if error.status != 404 or not missing_ok:
+            if error.status != 404 or not best_effort:
                 raise
         except OSError:
             # A control plane that was stopped before its nodes.
-            if not missing_ok:
+            if not best_effort:
                 raise
 
     def _get(self) -> Json | None:

@@ -54,9 +54,9 @@ class SimulatedClient(client.ApiClient):
         if method != "GET":
             self._on_write(request)
         connect_s, read_s = options.get("_request_timeout") or _TIMEOUT_S
-        deadline_s = max(connect_s, read_s)  # a lost request is lost in one of the two phases
+        timeout_s = max(connect_s, read_s)  # a lost request is lost in one of the two phases
         result = self._program().wait(
-            lambda done: self._network.call(self._process, API, request, done, deadline_s)
+            lambda done: self._network.call(self._process, API, request, done, timeout_s)
         )
         if not isinstance(result, ApiResponse):
             raise HTTPError(f"{method} {path}: {result!r}")

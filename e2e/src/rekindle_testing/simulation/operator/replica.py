@@ -210,8 +210,8 @@ class OperatorReplica:
                 probes.responded(uid, now)
             probes.ended(uid, now)
 
-        deadline_s = 2 * self._timing.kubelet_silent_s
-        self._network.call(self.process, host, LivenessProbe(), ended, deadline_s)
+        timeout_s = 2 * self._timing.kubelet_silent_s
+        self._network.call(self.process, host, LivenessProbe(), ended, timeout_s)
 
 
 class _Leader(Leader):

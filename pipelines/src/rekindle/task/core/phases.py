@@ -9,15 +9,11 @@ Design: docs/design/task.md#phases.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from enum import StrEnum
 
-from rekindle.errors import RekindleError
 from rekindle.protocol import TaskPhase
-
-HISTORY_LENGTH = 16
-"""Number of transitions in an error message."""
+from rekindle.transitions import StateMachine
 
 
 class TaskEvent(StrEnum):
@@ -64,31 +60,6 @@ TRANSITIONS: Mapping[TaskPhase, Mapping[TaskEvent, TaskPhase]] = {
 }
 
 
-class InvalidTransition(RekindleError):
-    """An event that cannot happen in a phase: a bug in the task. Contains the transitions before
-    it."""
-
-
-class PhaseMachine:
+def new_phase() -> StateMachine[TaskPhase, TaskEvent]:
     """The phase of one task."""
-
-    def __init__(self) -> None:
-        self._phase = TaskPhase.WAITING
-        self._history: deque[str] = deque(maxlen=HISTORY_LENGTH)
-
-    @property
-    def phase(self) -> TaskPhase:
-        return self._phase
-
-    def step(self, event: TaskEvent) -> bool:
-        """Whether the event changed the phase. Raises InvalidTransition."""
-        before = self._phase
-        after = TRANSITIONS[before].get(event)
-        if after is None:
-            history = "; ".join(self._history) or "nothing"
-            raise InvalidTransition(
-                f"task: event '{event}' is invalid in phase {before}; transitions before: {history}"
-            )
-        self._history.append(f"{before}: {event}")
-        self._phase = after
-        return after is not before
+    return StateMachine("task", TRANSITIONS, TaskPhase.WAITING)

@@ -32,7 +32,7 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.partner import PartnerMessages
-from rekindle.task.core.phases import PhaseMachine, TaskEvent
+from rekindle.task.core.phases import TaskEvent, new_phase
 from rekindle.task.core.snapshots import Held
 
 REPORTED_DIGESTS = 16
@@ -107,7 +107,7 @@ class TaskStatus:
         clock: Callable[[], float],
         lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        self._phases = PhaseMachine()
+        self._phase = new_phase()
         self._lock = lock or nullcontext()
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is still fetched
@@ -146,7 +146,7 @@ class TaskStatus:
     def step(self, event: TaskEvent) -> None:
         """Change the phase. Raises InvalidTransition."""
         with self._lock:
-            self._phases.step(event)
+            self._phase.step(event)
 
     def fail(self, problem: TaskProblem) -> None:
         """The task cannot continue; the first failure is kept."""
@@ -220,7 +220,7 @@ class TaskStatus:
 
     @property
     def phase(self) -> TaskPhase:
-        return self._phases.phase
+        return self._phase.state
 
     def lag_s(self) -> float:
         """Age of the oldest epoch whose time has passed and that is not in the log."""
