@@ -177,7 +177,7 @@ class ModelOperator:
         known, model = self.cache.snapshot(), self.model
         return replace(
             known,
-            reported_silent_since=dict(model.reported_silent_since),
+            suspects_silent_since=dict(model.suspects_silent_since),
             kubelet_probes=model.kubelet_probes(),
             pod_probes=model.pod_probes(model.pods()),
         )

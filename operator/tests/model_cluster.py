@@ -105,7 +105,7 @@ class ModelCluster(ModelState):
             generation_records=tuple(
                 generation_record_view(c) for c in self.generation_records.values()
             ),
-            reported_silent_since=dict(self.reported_silent_since),
+            suspects_silent_since=dict(self.suspects_silent_since),
             report_times=dict(self.report_times),
             kubelet_probes=self.kubelet_probes(),
             pod_probes=self.pod_probes(pods),

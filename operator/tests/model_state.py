@@ -48,7 +48,7 @@ class ModelState:
         self.generation_records: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
-        self.reported_silent_since: dict[IncarnationRef, float] = {}
+        self.suspects_silent_since: dict[IncarnationRef, float] = {}
         self.quarantined: dict[str, float] = {}  # node -> since when
         self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}  # prescribed by tests
         self.quota: int | None = None  # of pods
@@ -122,7 +122,7 @@ class ModelState:
         for pod in self.pods():
             if pod.node == name and pod.slot is not None and pod.owner_uid is not None:
                 ref = IncarnationRef(pod.owner_uid, pod.slot.key, pod.incarnation)
-                self.reported_silent_since.setdefault(ref, self.now)
+                self.suspects_silent_since.setdefault(ref, self.now)
 
     def turn_not_ready(self, *nodes: str) -> None:
         """Their kubelets do not reach the API server; all pods on them keep running."""

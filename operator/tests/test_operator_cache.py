@@ -55,9 +55,9 @@ def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, cloc
     cluster.put_topology(report(1, suspected=True, silentSeconds=1.6))
     clock.now += 2
     cluster.put_topology(report(2, suspected=True, silentSeconds=1.6))
-    assert cluster.snapshot().reported_silent_since == {SILENT: pytest.approx(998.4)}
+    assert cluster.snapshot().suspects_silent_since == {SILENT: pytest.approx(998.4)}
     cluster.put_topology(report(3, suspected=False))
-    assert cluster.snapshot().reported_silent_since == {}
+    assert cluster.snapshot().suspects_silent_since == {}
 
 
 def test_silence_does_not_count_while_the_operator_was_down(
@@ -66,7 +66,7 @@ def test_silence_does_not_count_while_the_operator_was_down(
     cluster.reset_timers()
     clock.now += 1
     cluster.put_topology(report(1, suspected=True, silentSeconds=60))
-    assert cluster.snapshot().reported_silent_since == {SILENT: 1000.0}
+    assert cluster.snapshot().suspects_silent_since == {SILENT: 1000.0}
 
 
 def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_first(
@@ -78,7 +78,7 @@ def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_fir
     cluster.reset_timers()
     cluster.put_topology(report(2, **one))
     found = cluster.snapshot()
-    assert found.reported_silent_since == {SILENT: 1020.0}
+    assert found.suspects_silent_since == {SILENT: 1020.0}
     assert found.silence_began_at == {SILENT: 998.5}
     cluster.put_topology(report(3, **one | {"suspectedSince": "2026-01-01T00:00:19Z"}))
     assert cluster.snapshot().silence_began_at == {SILENT: 1018.5}, "another silence"
@@ -88,7 +88,7 @@ def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_fir
 
 def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
-    assert cluster.snapshot().reported_silent_since == {SILENT: 1000.0}
+    assert cluster.snapshot().suspects_silent_since == {SILENT: 1000.0}
 
 
 @pytest.mark.parametrize(

@@ -399,7 +399,7 @@ def test_a_silent_surplus_replica_is_replaced(cluster: ModelCluster) -> None:
     cluster.settle()
     pod = next(p for p in cluster.tasks().values() if p.slot and p.slot.replica == 1)
     cluster.stuck.add(pod.name)
-    cluster.reported_silent_since[pod.ref] = cluster.now
+    cluster.suspects_silent_since[pod.ref] = cluster.now
     for _ in range(30):
         cluster.pass_time(1.0)
         cluster.settle()

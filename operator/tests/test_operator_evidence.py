@@ -73,8 +73,8 @@ def test_a_not_ready_node_whose_tasks_are_silent_for_a_moment_keeps_them(
     running.kill_node_still_ready(victim)
     snapshot, now, timing = running.snapshot(), running.now, running.settings.timing
     for silent_s, is_lost in ((1.6, False), (2.9, False), (3.1, True)):
-        since = dict.fromkeys(snapshot.reported_silent_since, now - silent_s)
-        seen = replace(snapshot, reported_silent_since=since)
+        since = dict.fromkeys(snapshot.suspects_silent_since, now - silent_s)
+        seen = replace(snapshot, suspects_silent_since=since)
         assert (victim in assess_nodes(seen, now, timing).lost_nodes) is is_lost
 
 
@@ -97,7 +97,7 @@ def with_tasks_that_never_started(running: ModelCluster, kubelets_respond: bool)
     victim, alive = [n for n in nodes_with_two_tasks(running) if n != here]
     running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
     running.kill_node_until_not_ready(victim)
-    running.reported_silent_since.clear()
+    running.suspects_silent_since.clear()
     running.turn_not_ready(alive)
     running.pass_time(1.0)
     return victim
@@ -163,7 +163,7 @@ def test_a_silent_kubelet_among_nodes_whose_tasks_respond_is_lost(running: Model
     running.stuck |= {p.name for p in running.tasks().values() if p.node == victim}
     running.turn_not_ready(*"abc")
     running.kill_node_still_ready(victim)
-    running.reported_silent_since.clear()
+    running.suspects_silent_since.clear()
     running.pass_time(4.0)
     assert lost_nodes(running) == {victim}
 
@@ -201,7 +201,7 @@ def test_a_coordinator_loses_no_node_whose_kubelet_responds(running: ModelCluste
     reported = {p.name for p in running.tasks().values() if p.node == victim}
     for pod in running.tasks().values():
         if pod.name in reported:
-            running.reported_silent_since[pod.ref] = running.now
+            running.suspects_silent_since[pod.ref] = running.now
     running.pass_time(3.5)
     assessment = assess_nodes(running.snapshot(), running.now, running.settings.timing)
     assert not assessment.lost_nodes
@@ -243,7 +243,7 @@ def test_the_last_report_before_reports_stop_loses_no_task(
     (victim, *_) = nodes_with_two_tasks(running)
     for pod in running.tasks().values():
         if pod.node == victim:
-            running.reported_silent_since[pod.ref] = running.now - 1.5
+            running.suspects_silent_since[pod.ref] = running.now - 1.5
     running.reports_lost = True
     for _ in range(10):
         running.pass_time(0.5)
@@ -389,7 +389,7 @@ def test_six_nodes_and_the_coordinator_are_lost_in_time(
     victims = {here, *others[:5]}
     for node in victims:
         wide.kill_node_still_ready(node)
-    wide.reported_silent_since.clear()  # no coordinator reports their silence
+    wide.suspects_silent_since.clear()  # no coordinator reports their silence
     made = []
     for _ in range(8):
         wide.pass_time(0.5)
@@ -412,7 +412,7 @@ def test_one_signal_is_not_enough_without_reports(running: ModelCluster, silent:
         running.kubelets_respond = False
     victim = running.coordinator().node or ""
     running.kill_node_still_ready(victim)
-    running.reported_silent_since.clear()
+    running.suspects_silent_since.clear()
     for raw in running.raw_pods.values():
         if "coordinator" in raw["metadata"]["name"]:
             raw["spec"]["nodeName"] = next(n for n in running.nodes if n != victim)
@@ -427,7 +427,7 @@ def test_a_pod_that_responds_saves_its_node(running: ModelCluster) -> None:
     (victim, *_) = nodes_with_two_tasks(running)
     responding = next(p for p in running.tasks().values() if p.node == victim)
     running.kill_node_still_ready(victim)
-    running.reported_silent_since.clear()
+    running.suspects_silent_since.clear()
     for _ in range(10):
         running.pass_time(0.5)
         results = {
@@ -445,7 +445,7 @@ def test_an_isolated_operator_loses_no_node(
     running.reports_lost = True
     for node in others:
         running.kill_node_still_ready(node)
-    running.reported_silent_since.clear()
+    running.suspects_silent_since.clear()
     for _ in range(10):
         running.pass_time(0.5)
         snapshot = replace(running.snapshot(), own_node=own)
@@ -501,7 +501,7 @@ def test_an_old_report_loses_no_node_whose_kubelet_responds(
     snapshot = replace(
         running.snapshot(),
         nodes=nodes,
-        reported_silent_since={pods[i].ref: running.now - 1.5 for i in silent},
+        suspects_silent_since={pods[i].ref: running.now - 1.5 for i in silent},
         kubelet_probes={n.uid: responding for n in nodes},
         pod_probes={p.uid: responding for p in pods},
     )
@@ -521,7 +521,7 @@ def test_no_report_loses_a_node_whose_kubelet_responds(
     now = running.now
     snapshot = replace(
         running.snapshot(),
-        reported_silent_since={pods[i].ref: now - for_s for i in silent},
+        suspects_silent_since={pods[i].ref: now - for_s for i in silent},
         quarantined=dict.fromkeys(running.nodes, now - 10.0),
         kubelet_probes={n.uid: ProbeResults(now, now - ago_s) for n in running.nodes.values()},
     )

@@ -57,7 +57,7 @@ class ProbingOperator:
         return Snapshot(
             pods=tuple(self.pods.values()),
             nodes=tuple(self.nodes.values()),
-            reported_silent_since=reported if self.last_report_at is None else {},
+            suspects_silent_since=reported if self.last_report_at is None else {},
             report_times={"uid-t": self.last_report_at or self.now},
             pod_probes={pod.uid: self._pod_results(name) for name, pod in self.pods.items()},
             kubelet_probes=self.probes.results,
@@ -320,7 +320,7 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
     quiet = Snapshot(pods=pods, nodes=nodes, kubelet_probes=probed, own_node="c")
     assert probe(quiet, START + 5) == []
     assert probe(quiet, START + 10) == ["a", "b", "d"]
-    alarmed = replace(quiet, reported_silent_since={pods[0].ref: START})
+    alarmed = replace(quiet, suspects_silent_since={pods[0].ref: START})
     assert probe(alarmed, START + 0.5) == ["b", "d", "e", "a"], (
         "some to compare it with, and itself"
     )
@@ -479,7 +479,7 @@ def test_a_pod_that_has_not_responded_makes_no_report_credible() -> None:
         reports = {"uid-t": START + 5}
         nodes = node("a"), node("b")
         snapshot = Snapshot(
-            (topology,), pods, nodes, reported_silent_since=silent, report_times=reports
+            (topology,), pods, nodes, suspects_silent_since=silent, report_times=reports
         )
         return set(assess_nodes(snapshot, START + 5, TIMING).lost_nodes)
 

@@ -179,7 +179,7 @@ def test_the_first_report_of_a_new_coordinator_may_lack_a_response() -> None:
     )
     for silent_s, is_lost in ((1.6, False), (4.0, True)):
         since = {silent.pods[0].ref: NOW - 0.5 - silent_s}
-        seen = replace(silent, reported_silent_since=since)
+        seen = replace(silent, suspects_silent_since=since)
         assert lost(seen) == ({"a"} if is_lost else set()), "the report counts"
 
 
@@ -192,7 +192,7 @@ def test_a_pause_of_the_operator_neither_loses_nor_keeps_a_not_ready_node() -> N
     for silent_s, is_lost in ((1.6, False), (4.0, True)):
         reset = replace(
             reported,
-            reported_silent_since={ref: NOW},
+            suspects_silent_since={ref: NOW},
             silence_began_at={ref: NOW - 0.5 - silent_s},
         )
         assert lost(reset) == ({"a"} if is_lost else set())
@@ -234,7 +234,7 @@ def test_a_silent_task_loses_no_node_on_which_another_topologys_pod_responds() -
     silent = ProbeResults(NOW - 0.1, NOW - 5.5, unanswered_since=NOW - 5)
     suspected = {"phase": "Live", "stableEpoch": 5, "suspected": True, "silentSeconds": 2.0}
     snapshot = with_report(hanging_kubelet(silent), {"pa": suspected})
-    snapshot = replace(snapshot, reported_silent_since={snapshot.pods[0].ref: NOW - 5})
+    snapshot = replace(snapshot, suspects_silent_since={snapshot.pods[0].ref: NOW - 5})
     assert lost(snapshot) == {"a"}
     other = replace(snapshot.pods[0], name="pu", uid="pu", owner_uid="u", topology="u")
     with_other = replace(
@@ -292,7 +292,7 @@ def test_briefly_silent_tasks_do_not_make_most_nodes_dead() -> None:
     }
     reported = with_report(snapshot, tasks)
     since = {p.ref: NOW - 2.1 for p in pods[:2]}
-    assert lost(replace(reported, reported_silent_since=since)) == set()
+    assert lost(replace(reported, suspects_silent_since=since)) == set()
 
 
 def test_pods_of_a_not_ready_node_are_probed_at_each_tick() -> None:

@@ -248,8 +248,8 @@ def test_a_task_that_alone_is_silent_is_lost_after_ten_seconds(running: ModelClu
     victim = next(p for p in running.tasks().values() if p.node == "a")
     assert victim.slot is not None
     of_victim = victim.slot.key
-    since = running.reported_silent_since
-    running.reported_silent_since = {r: at for r, at in since.items() if r.slot == of_victim}
+    since = running.suspects_silent_since
+    running.suspects_silent_since = {r: at for r, at in since.items() if r.slot == of_victim}
     running.pass_time(9.0)
     running.settle()
     assert victim.name in running.tasks()

@@ -225,7 +225,7 @@ class World:
 
     # --- the data plane ---
 
-    def release_epoch(self, count: int = 1) -> None:
+    def release_epochs(self, count: int = 1) -> None:
         self.head += count
 
     def work(self, slot: Slot, epochs: int) -> None:
@@ -290,7 +290,7 @@ class World:
         """Like `run_epochs`, while one task responds but does nothing."""
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
-            self.release_epoch()
+            self.release_epochs()
             for _ in range(4):
                 for slot in sorted(self.tasks, key=lambda s: segments.index(s.segment)):
                     if slot != stuck:

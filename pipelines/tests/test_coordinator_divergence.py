@@ -529,7 +529,7 @@ def agreed_through_15() -> World:
     world = readers()
     world.run_epochs(3)
     for _ in range(3):
-        world.release_epoch()
+        world.release_epochs()
         for slot in world.tasks:
             world.work(slot, 1)
     for slot in READERS:
@@ -666,7 +666,7 @@ def test_results_of_a_wrong_input_decide_nothing_after_it() -> None:
     both = [world.tasks[slot] for slot in READERS]
     for task, corruption in zip(both, "!?", strict=True):
         task.corruption, task.corrupt_from = corruption, world.head + 1
-    world.release_epoch()
+    world.release_epochs()
     while [task.boot for task in both] != [1, 1]:
         for slot in world.tasks:
             world.work(slot, 8)
@@ -750,7 +750,7 @@ def test_a_reader_that_ends_before_it_is_told_to_compute_again_serves_no_old_log
     """It has no partners, so that its next boot would go on with the log."""
     world = started()
     world.tasks[REPLICAS[0]].corruption = "!"
-    world.release_epoch()
+    world.release_epochs()
     for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
         world.work(slot, 1)
     reader = world.tasks[BOTH]
@@ -788,7 +788,7 @@ def test_sinks_wait_while_replicas_disagree() -> None:
     world = started()
     world.tasks[REPLICAS[1]].corruption = "!"
     agreed = world.tasks[REPLICAS[0]].state_epoch
-    world.release_epoch()
+    world.release_epochs()
     for slot in (Slot("src", 0, 0), *REPLICAS):
         world.work(slot, 1)
     world.poll_round()
@@ -1318,7 +1318,7 @@ def test_readers_that_are_discovered_late_compute_again() -> None:
     world = started()
     corrupt = world.tasks[REPLICAS[0]]
     corrupt.corruption = "!"
-    world.release_epoch()
+    world.release_epochs()
     for slot in (Slot("src", 0, 0), *REPLICAS, Slot("left", 1, 0), Slot("right", 0, 0), BOTH):
         world.work(slot, 1)  # while no coordinator runs
     assert world.tasks[BOTH].state_corruption == "!"
@@ -1426,7 +1426,7 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
     world.tasks[ahead].corruption = "!"
     world.tasks[ahead].corrupt_from = world.head + 1
     for _ in range(lag + 1):
-        world.release_epoch()
+        world.release_epochs()
         world.work(behind, 1)
         for _ in range(4):
             world.work(ahead, 8)

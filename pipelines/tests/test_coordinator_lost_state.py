@@ -255,7 +255,7 @@ def test_a_replica_that_catches_up_saves_rather_than_one_that_still_reads() -> N
         world.kill(slot)
     for slot in slots:
         world.start_task(slot).state_reads_hang = slot.replica == 0
-    world.release_epoch(50)
+    world.release_epochs(50)
     for other in set(world.tasks) - set(slots):
         world.work(other, 50)
     for _ in range(8):

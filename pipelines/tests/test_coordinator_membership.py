@@ -135,7 +135,7 @@ def test_an_isolated_coordinator_suspects_nobody() -> None:
     before = world.coordinator.poll_for(reader)
     responding = {reader, Slot("right", 0, 0)}
     for _ in range(16):
-        world.release_epoch()
+        world.release_epochs()
         for slot in sorted(
             world.tasks, key=lambda s: ["src", "left", "right", "both"].index(s.segment)
         ):
@@ -159,7 +159,7 @@ def test_many_dead_tasks_are_suspected_when_no_peer_reads_them() -> None:
     for slot, task in world.tasks.items():
         task.frozen = slot.segment != "both"
     for _ in range(10):
-        world.release_epoch()
+        world.release_epochs()
         world.work(Slot("both", 0, 0), 4)
         world.poll_round(0.2)
     assert suspected(world) == {s for s in world.tasks if s.segment != "both"}
@@ -174,7 +174,7 @@ def with_a_dead_source(phase_at_death: str) -> tuple[World, set[Slot]]:
     dead = {SRC, Slot("left", 0, 1)}
     world.tasks[Slot("left", 0, 1)].frozen = True
     source = world.start_task(SRC)
-    world.release_epoch(8)
+    world.release_epochs(8)
     for _ in range(3):
         world.poll_round()
         if source.phase == phase_at_death:
@@ -190,7 +190,7 @@ def test_a_task_that_died_behind_its_readers_is_suspected(phase: str) -> None:
     """Its reader has read an earlier incarnation, so being ahead of it proves nothing."""
     world, dead = with_a_dead_source(phase)
     for _ in range(40):
-        world.release_epoch()
+        world.release_epochs()
         world.work(LEFT, 4)
         world.poll_round()
     assert suspected(world) == dead
@@ -210,7 +210,7 @@ def test_dead_replicas_are_suspected_though_their_partners_are_read() -> None:
     for slot in dead:
         world.tasks[slot].frozen = True
     for _ in range(16):
-        world.release_epoch()
+        world.release_epochs()
         for slot in (Slot("src", 0, 0), Slot("left", 0, 0)):
             world.work(slot, 4)
         world.poll_round(0.25)

@@ -250,11 +250,11 @@ BOTH = {29: True, 19: True}
 
 
 @pytest.mark.parametrize(
-    ("reader", "last", "kept"),
+    ("reader", "own_reader", "starts"),  # q loses its state, but in the first one
     [(BOTH, BOTH, [29]), ({39: True, 19: True}, {19: True}, [39]), ({19: True}, {19: True}, [29])],
 )
 def test_what_a_reader_no_longer_has_limits_its_own_readers(
-    reader: dict[int, bool], last: dict[int, bool], kept: list[int]
+    reader: dict[int, bool], own_reader: dict[int, bool], starts: list[int]
 ) -> None:
     parts = [
         SimulatedSegment("src"),
@@ -265,10 +265,12 @@ def test_what_a_reader_no_longer_has_limits_its_own_readers(
     generation = with_operator_ids(
         make_generation(parts, 3, interval_epochs=10), A=("op-A",), N=("op-N",)
     )
-    previous = manifest_of(src={29: True, 9: True}, A={29: True, 9: True}, N=BOTH, r=reader, q=last)
+    previous = manifest_of(
+        src={29: True, 9: True}, A={29: True, 9: True}, N=BOTH, r=reader, q=own_reader
+    )
     graph = build_graph(generation.topology)
     found = start_generation(previous, generation, graph, head_epoch=45)
-    assert [ref.epoch for ref in found.entries["q/0"]] == kept
+    assert [ref.epoch for ref in found.entries["q/0"]] == starts
 
 
 def test_entries_of_inputs_that_were_lost_before_limit_nobody() -> None:

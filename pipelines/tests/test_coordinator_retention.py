@@ -49,7 +49,7 @@ def act(world: World, action: str, number: int) -> None:
         case "poll":
             world.poll(slot)
         case "head":
-            world.release_epoch(1 + number % 5)
+            world.release_epochs(1 + number % 5)
         case "tick":
             world.now += 0.25 * (number % 8)
             world.feed(Ticked())

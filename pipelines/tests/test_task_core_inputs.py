@@ -14,7 +14,7 @@ from rekindle.errors import DifferentResults
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.sunion import Channel
 from rekindle.table_memory import memory_bytes
-from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
+from rekindle.task.core.inputs import StreamsCore, long_pause_problem, released_epoch, released_in_s
 from rekindle_testing.fixtures.simulated_task import RowsByDigest
 
 LEFT, RIGHT = Channel(0, 0), Channel(1, 0)
@@ -36,9 +36,11 @@ def test_an_epoch_is_released_when_its_time_is_over(
 
 
 def test_gaps_of_years_are_reported() -> None:
-    assert gap_problem(5, None, DAY_US) is None
-    assert gap_problem(5, 5 + 364, DAY_US) is None
-    assert "no rows until epoch 370, 365 days from now" in (gap_problem(5, 370, DAY_US) or "")
+    assert long_pause_problem(5, None, DAY_US) is None
+    assert long_pause_problem(5, 5 + 364, DAY_US) is None
+    assert "no rows until epoch 370, 365 days from now" in (
+        long_pause_problem(5, 370, DAY_US) or ""
+    )
 
 
 @given(st.permutations([(c, e) for c in (LEFT, RIGHT) for e in range(6)]))

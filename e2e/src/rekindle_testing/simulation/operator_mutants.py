@@ -23,7 +23,7 @@ def _suspected_is_lost(loss_of_pod: Any) -> Any:
     """A task whose node may only be slow is replaced without further evidence."""
 
     def wrong(pod: Any, assessment: Any, snapshot: Any, now: float, timing: Any) -> Any:
-        if pod.node is not None and pod.ref in snapshot.reported_silent_since:
+        if pod.node is not None and pod.ref in snapshot.suspects_silent_since:
             return Loss.SILENT
         return loss_of_pod(pod, assessment, snapshot, now, timing)
 

@@ -384,7 +384,7 @@ class ClusterCache:
             nodes=nodes,
             leases=leases,
             generation_records=self.generation_records.views(),
-            reported_silent_since=silent,
+            suspects_silent_since=silent,
             silence_began_at=silence_began,
             report_times=report_times,
             stalled_watches=self.stalled_watches,

@@ -255,8 +255,8 @@ class Snapshot:
     nodes: tuple[NodeView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
-    # Since when the report of its coordinator calls a task silent.
-    reported_silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
+    # Of tasks that the report of their coordinator suspects: since when they have been silent.
+    suspects_silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # The same; a pause of this process does not move it.
     silence_began_at: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.

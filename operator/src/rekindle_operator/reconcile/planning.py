@@ -194,9 +194,9 @@ def _add_queries(
 def _spares(
     plan_input: PlanInput,
     candidates: Iterable[PodCandidate],
-    first_replicas: Container[str],
+    without_replica: Container[str],
 ) -> list[SpareReplica]:
-    """`first_replicas`: partitions of which the plan places the first one."""
+    """`without_replica`: partitions of which the plan places the first one."""
     assert plan_input.context.running is not None
     highest_priority: dict[str, int] = defaultdict(int)
     for query in plan_input.context.running.topology.spec.queries:
@@ -207,7 +207,7 @@ def _spares(
         SpareReplica(
             c.to_place,
             highest_priority[c.to_place.group],
-            c.to_place.group if c.to_place.group in first_replicas else "",
+            missing_first_replica=c.to_place.group if c.to_place.group in without_replica else "",
         )
         for c in candidates
     ]

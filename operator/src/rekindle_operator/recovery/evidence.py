@@ -59,11 +59,11 @@ def collect_evidence(
         if p.owner_uid in fresh and p.ref not in inconclusive and _is_of(p, tasks.get(p.ref))
     ]
     running = [p for p in reported if not p.terminating and not p.ended]
-    silent = [p for p in running if p.ref in snapshot.reported_silent_since]
+    silent = [p for p in running if p.ref in snapshot.suspects_silent_since]
     responding = [
         p
         for p in running
-        if p.ref not in snapshot.reported_silent_since
+        if p.ref not in snapshot.suspects_silent_since
         and (task := tasks.get(p.ref)) is not None
         and task.responds
     ]
@@ -97,12 +97,12 @@ def _is_of(pod: PodView, task: TaskReport | None) -> bool:
 
 def _silence_before_resets_s(pod: PodView, snapshot: Snapshot) -> float:
     """As `silence_as_of_report_s`; that this process was paused does not shorten it."""
-    since = snapshot.silence_began_at.get(pod.ref, snapshot.reported_silent_since[pod.ref])
+    since = snapshot.silence_began_at.get(pod.ref, snapshot.suspects_silent_since[pod.ref])
     return snapshot.report_times.get(pod.owner_uid or "", since) - since
 
 
 def silence_as_of_report_s(pod: PodView, snapshot: Snapshot) -> float:
     """How long the task had been silent when its coordinator's report was last known to be true."""
-    since = snapshot.reported_silent_since.get(pod.ref)
+    since = snapshot.suspects_silent_since.get(pod.ref)
     as_of = snapshot.report_times.get(pod.owner_uid or "")
     return max(0.0, as_of - since) if since is not None and as_of is not None else 0.0

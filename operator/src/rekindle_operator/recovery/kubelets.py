@@ -96,7 +96,7 @@ def kubelets_to_probe(
     free.sort(key=lambda n: _probed_at(n, snapshot))
     ours = [p for p in snapshot.pods if p.is_managed and not p.ended]
     occupied = {p.node for p in ours}
-    silent = snapshot.reported_silent_since
+    silent = snapshot.suspects_silent_since
     suspects = {p.node for p in ours if p.ref in silent} if silent else set()
     suspects |= {n.name for n in snapshot.nodes if not n.ready and n.name in occupied}
     suspects |= nodes_of_late_reports(snapshot, now, timing)

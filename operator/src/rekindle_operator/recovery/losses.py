@@ -205,7 +205,7 @@ def _unreachable_by_coordinator(
         for (uid, node), found in here.items()
         if _silent_nodes(found, frozenset(), evidence, timing)
         and all(
-            responded_at[node] - snapshot.reported_silent_since[p.ref] >= margin_s for p in found
+            responded_at[node] - snapshot.suspects_silent_since[p.ref] >= margin_s for p in found
         )
     )
 

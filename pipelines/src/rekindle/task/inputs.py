@@ -25,7 +25,7 @@ from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader import REQUEST_BYTES, Client, PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
-from rekindle.task.core.inputs import StreamsCore, gap_problem, released_epoch, released_in_s
+from rekindle.task.core.inputs import StreamsCore, long_pause_problem, released_epoch, released_in_s
 from rekindle.topology.model import Input, Segment
 from rekindle.workers import CallTimer
 
@@ -120,7 +120,9 @@ class SourceInputs:
 
     def problem(self) -> str | None:
         resumes_at = self._source.next_epoch_to_cut(self._next)
-        return self._calls.problem or gap_problem(self._next, resumes_at, self._epoch_interval_us)
+        return self._calls.problem or long_pause_problem(
+            self._next, resumes_at, self._epoch_interval_us
+        )
 
     def close(self) -> None:
         self._closed.set()

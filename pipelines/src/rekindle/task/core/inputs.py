@@ -17,7 +17,7 @@ from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion
 
 _DAY_US = 86_400_000_000
-LONG_GAP_US = 365 * _DAY_US
+LONG_PAUSE_US = 365 * _DAY_US
 """A gap without rows that a source reports as a problem."""
 
 
@@ -31,12 +31,14 @@ def released_in_s(epoch: int, now_s: float, origin_us: int, epoch_interval_us: i
     return max(0.0, (origin_us + (epoch + 1) * epoch_interval_us) / 1e6 - now_s)
 
 
-def gap_problem(next_epoch: int, resumes_at: int | None, epoch_interval_us: int) -> str | None:
-    """Reports gaps of years, which usually mean a row with a wrong time: the task would wait that
+def long_pause_problem(
+    next_epoch: int, resumes_at: int | None, epoch_interval_us: int
+) -> str | None:
+    """Reports pauses of years, which usually mean a row with a wrong time: the task would wait that
     long for the next row. `resumes_at`: its epoch; None if there is none."""
     if (
         resumes_at is None
-        or (gap_us := (resumes_at - next_epoch) * epoch_interval_us) < LONG_GAP_US
+        or (gap_us := (resumes_at - next_epoch) * epoch_interval_us) < LONG_PAUSE_US
     ):
         return None
     return (
