@@ -193,7 +193,8 @@ class ModelCluster(ModelState):
                 continue
             raw["spec"]["nodeName"] = name
             ready = [] if pod.name in self.stuck else [{"type": "Ready", "status": "True"}]
-            raw["status"] = {"phase": "Running", "conditions": ready}
+            address = f"127.1.0.{1 + self.next_version() % 250}"
+            raw["status"] = {"phase": "Running", "conditions": ready, "podIP": address}
             if self.refused_by_kubelets and pod.segment_name == self.refused_by_kubelets:
                 raw["status"] = {"phase": "Failed", "reason": "SysctlForbidden", "message": "no"}
             raw["metadata"]["resourceVersion"] = str(self.next_version())

@@ -28,6 +28,7 @@ from rekindle_operator.cluster.model import (
     TopologyView,
 )
 from rekindle_operator.cluster.phase_times import PhaseTime
+from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
@@ -230,7 +231,7 @@ class ModelState:
 
     def _unanswered(self, node: str) -> ProbeResults:
         at = self.died_at[node]
-        return ProbeResults(self.now, at, unanswered_since=at)
+        return ProbeResults(self.now, at - TICK_S, unanswered_since=at)
 
     def next_version(self) -> int:
         self.version += 1

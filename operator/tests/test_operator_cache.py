@@ -86,6 +86,38 @@ def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_fir
     assert cluster.snapshot().silence_began_at == {}
 
 
+def test_another_silence_counts_from_its_own_begin(cluster: ClusterCache, clock: Clock) -> None:
+    """The report between the two, in which the task responds, was never seen."""
+    silent = {"suspected": True, "silentSeconds": 1.5}
+    cluster.put_topology(report(1, **silent, suspectedSince="2026-01-01T00:00:00.000Z"))
+    clock.now += 9
+    cluster.put_topology(report(3, **silent, suspectedSince="2026-01-01T00:00:09.000Z"))
+    found = cluster.snapshot()
+    assert found.suspects_silent_since == found.silence_began_at == {SILENT: 1007.5}
+
+
+def test_silence_is_observed_since_the_start_or_the_last_pause(
+    cluster: ClusterCache, clock: Clock
+) -> None:
+    assert cluster.snapshot().observing_since == 1000.0
+    clock.now += 5
+    assert cluster.snapshot().observing_since == 1000.0
+    cluster.reset_timers()
+    assert cluster.snapshot().observing_since == 1005.0
+
+
+def test_after_a_cut_silence_of_pods_counts_anew(cluster: ClusterCache) -> None:
+    """Probes of kubelets show that this process was cut off."""
+    kubelets, pods = cluster.kubelet_probes, cluster.pod_probes
+    pods.sent("pod", 1000.0)
+    kubelets.sent("node", 1000.0)
+    kubelets.sent("node", 1002.0)
+    kubelets.responded("node", 1002.0)
+    results = cluster.snapshot().pod_probes["pod"]
+    assert results.unanswered_since == 1002.0
+    assert results.unanswered_probe_since is None
+
+
 def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:
     cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().suspects_silent_since == {SILENT: 1000.0}

@@ -22,8 +22,8 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.probe import pod_responds
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
-from rekindle_operator.recovery.late_reports import pods_to_probe
 from rekindle_operator.recovery.losses import Loss, assess_nodes, loss_of_pod
+from rekindle_operator.recovery.probed_pods import pods_to_probe
 from rekindle_operator.settings import Timing
 
 NOW = 1_800_000_000.0
@@ -311,8 +311,8 @@ def test_many_urgent_probes_leave_room_for_the_others() -> None:
         report_times={"t": NOW - 0.1},
     )
     probed = [p.node for p in pods_to_probe(lasting, set(), NOW, TIMING)]
-    assert len(probed) == 32
-    assert sum(n in works for n in probed) == 8
+    assert len(probed) == 64
+    assert sum(n in works for n in probed) == 16
 
 
 def test_a_pod_that_nobody_probes_any_more_is_not_silent() -> None:
@@ -346,7 +346,7 @@ def test_one_pod_of_each_node_is_probed_at_intervals() -> None:
 
 def test_pods_of_a_node_that_is_not_ready_are_probed() -> None:
     """Kubernetes marks them as not ready, and they may run on."""
-    snapshot = world({**ALL, "a": SILENT}, {n: replace(ANSWERS, sent_at=NOW - 1) for n in "abc"})
+    snapshot = world(ALL, {n: replace(ANSWERS, sent_at=NOW - 1) for n in "abc"})
     marked = replace(snapshot.pods[0], ready=False)
     pods = (marked, *snapshot.pods[1:])
     assert "pa" in {p.uid for p in pods_to_probe(replace(snapshot, pods=pods), set(), NOW, TIMING)}
@@ -401,11 +401,12 @@ def test_if_a_pod_is_silent_the_others_of_its_node_are_probed() -> None:
     snapshot = world({**ALL, "a": SILENT}, {**ALL, "a": SILENT})
     neighbours = (pod("pa2", "a"), pod("pa3", "a"))
     both = replace(snapshot, pods=(*snapshot.pods, *neighbours))
-    assert lost(both) == {"a"}
+    assert lost(both) == set()
+    unanswered = ProbeResults(NOW, None, unanswered_since=NOW)
+    all_probed = {**both.pod_probes, "pa2": unanswered, "pa3": unanswered}
+    assert lost(replace(both, pod_probes=all_probed)) == {"a"}
     assert "pa2" in {p.uid for p in pods_to_probe(both, set(), NOW, TIMING)}
-    probed = replace(
-        both, pod_probes={**both.pod_probes, "pa2": ProbeResults(NOW, None, unanswered_since=NOW)}
-    )
+    probed = replace(both, pod_probes={**both.pod_probes, "pa2": unanswered})
     assert "pa3" in {p.uid for p in pods_to_probe(probed, {"pa2"}, NOW, TIMING)}
     for responding in (ANSWERS, replace(ANSWERS, sent_at=NOW, unanswered_since=NOW)):
         assert lost(replace(both, pod_probes={**both.pod_probes, "pa3": responding})) == set()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from test_operator_late_reports import (
@@ -17,41 +18,68 @@ from test_operator_late_reports import (
     world,
 )
 
+from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.cluster.probes import TICK_S, ProbeState
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
-from rekindle_operator.recovery.late_reports import pods_to_probe
 from rekindle_operator.recovery.losses import assess_nodes
+from rekindle_operator.recovery.probed_pods import pods_to_probe
 
-_BEGIN_S = -50.0
 _LIVE = {"phase": "Live", "stableEpoch": 5}
+_IN_FLIGHT_S = 3.0  # a probe without a response
+
+
+def never(_: float) -> bool:
+    return False
 
 
 def lost_nodes(
     seen_at: Callable[[float], Snapshot],
     is_dead: Callable[[PodView, float], bool],
     kubelet_is_dead: Callable[[str, float], bool],
+    *,
+    begin_s: float = -50.0,
     until_s: float = 15.0,
+    is_cut_off: Callable[[float], bool] = never,
 ) -> Iterator[tuple[float, set[str]]]:
-    """At each tick from 0 on: the time, and the lost nodes. All times are in seconds from NOW."""
+    """At each tick from 0 on: the time, and the lost nodes. All times are in seconds from NOW.
+    `begin_s`: when the process began to probe; `is_cut_off`: whether it reaches no node but its
+    own."""
     kubelets, pods = ProbeState(detects_own_isolation=True), ProbeState()
-    for tick in range(int(_BEGIN_S / TICK_S), int(until_s / TICK_S)):
+    kubelets.reconnected = pods.reset_timers
+    ending: list[tuple[float, ProbeState, str, float]] = []
+    for tick in range(int(begin_s / TICK_S), int(until_s / TICK_S)):
         at = tick * TICK_S
         now = NOW + at
 
         def seen(at: float = at) -> Snapshot:
-            return replace(seen_at(at), kubelet_probes=kubelets.results, pod_probes=pods.results)
+            return replace(
+                seen_at(at),
+                kubelet_probes=kubelets.results,
+                pod_probes=pods.results,
+                observing_since=NOW + begin_s,
+            )
 
-        for probed in pods_to_probe(seen(), pods.busy(now), now, TIMING):
-            pods.sent(probed.uid, now)
-            if not is_dead(probed, at):
-                pods.responded(probed.uid, now)
-            pods.ended(probed.uid, now)
-        for probed_node in kubelets_to_probe(seen(), kubelets.busy(now), now, TIMING):
-            kubelets.sent(probed_node.uid, now)
-            if not kubelet_is_dead(probed_node.name, at):
-                kubelets.responded(probed_node.uid, now)
-            kubelets.ended(probed_node.uid, now)
+        for end in [e for e in ending if e[0] <= now]:
+            end[1].ended(end[2], end[3])
+            ending.remove(end)
+        for state in (kubelets, pods):
+            state.reset_after_pause(now)
+        own = seen().own_node
+        local = {n.uid for n in seen().nodes if n.name == own}
+        kubelets.retain({n.uid for n in seen().nodes}, local)
+        due_pods = pods_to_probe(seen(), pods.busy(now), now, TIMING)
+        due_nodes = kubelets_to_probe(seen(), kubelets.busy(now), now, TIMING)
+        probes = [(pods, p.uid, p.node, is_dead(p, at)) for p in due_pods]
+        probes += [(kubelets, n.uid, n.name, kubelet_is_dead(n.name, at)) for n in due_nodes]
+        for state, uid, *_ in probes:
+            state.sent(uid, now)
+        for state, uid, on, dead in probes:
+            if dead or (is_cut_off(at) and on != own):
+                ending.append((now + _IN_FLIGHT_S, state, uid, now))
+            else:
+                state.responded(uid, now)
+                state.ended(uid, now)
         if at >= 0:
             yield at, set(assess_nodes(seen(), now, TIMING).lost_nodes)
 
@@ -153,3 +181,194 @@ def test_many_silent_nodes_do_not_keep_one_from_being_probed(dead: int, ended_at
         at = first_loss(iter(found), names[0])
         assert at is not None
         assert at < 5
+
+
+def task(name: str, on: str, number: int, topology: str = "t") -> PodView:
+    return replace(
+        pod(name, on),
+        owner_uid=topology,
+        topology=topology,
+        slot=Slot("s", number, 0),
+        incarnation=1,
+    )
+
+
+def with_topologies(
+    snapshot: Snapshot, tasks: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> Snapshot:
+    """`tasks`: by topology and name of the pod, what the coordinator reports of it."""
+    slots = {p.name: p.slot.key for p in snapshot.pods if p.slot is not None}
+    return replace(
+        snapshot,
+        topologies=tuple(
+            replace(
+                snapshot.topologies[0],
+                name=name,
+                uid=name,
+                status={
+                    "dataPlane": {
+                        "tasks": [
+                            {"slot": slots[n], "incarnation": 1, "pod": n, **t}
+                            for n, t in of_pods.items()
+                        ]
+                    }
+                },
+            )
+            for name, of_pods in tasks.items()
+        ),
+    )
+
+
+@pytest.mark.parametrize("first_has_ended", [False, True])
+@pytest.mark.parametrize("number", [3, 200])
+@pytest.mark.parametrize("works", [True, False])
+def test_a_process_without_memory_waits_for_responses(
+    works: bool, number: int, first_has_ended: bool
+) -> None:
+    """It leads at once. Node n0 is NotReady, since its kubelet hangs; all reports are of before."""
+    names = [f"n{i}" for i in range(number)]
+    pods = [task(f"p{n}", n, i) for i, n in enumerate(names)]
+    ended = [task("a", "n0", number)] if first_has_ended else []
+    snapshot = replace(
+        world({}, {}, report_age_s=60.0),
+        nodes=tuple(replace(node(n), ready=n != "n0") for n in names),
+        pods=(*ended, *pods),
+        own_node="n1",
+    )
+    found = lost_nodes(
+        lambda at: snapshot,
+        lambda p, at: p in ended or (p.node == "n0" and not works),
+        lambda name, at: name == "n0",
+        begin_s=0.0,
+    )
+    at = first_loss(found, "n0")
+    if works:
+        assert at is None
+    else:
+        assert at is not None
+        assert 2 <= at < 7
+
+
+@pytest.mark.parametrize("has_fresh_report", [False, True])
+@pytest.mark.parametrize("starts", [False, True])
+def test_a_task_that_starts_does_not_keep_a_dead_node(starts: bool, has_fresh_report: bool) -> None:
+    """Node a dies with a task of v; t, whose coordinator is elsewhere, has a task there that was
+    never Live."""
+    of_v = [task(f"v{n}", n, i, "v") for i, n in enumerate("abc")]
+    of_t = [task(f"t{n}", n, i) for i, n in enumerate("abc")]
+    of_t[0] = replace(of_t[0], ready=False, was_ready=False)
+    snapshot = replace(world({}, {}), pods=(*of_v, *(of_t if starts else of_t[1:])))
+
+    def seen_at(at: float) -> Snapshot:
+        is_suspected = has_fresh_report and at >= 1.75
+        suspected = {"suspected": True, "silentSeconds": 1.5} if is_suspected else {}
+        here, elsewhere = _LIVE | suspected, {"tb": _LIVE, "tc": _LIVE}
+        reports: dict[str, dict[str, Any]] = {
+            "v": {p.name: here if p.node == "a" else _LIVE for p in of_v},
+            "t": {"ta": {"phase": "Waiting"}, **elsewhere} if starts else elsewhere,
+        }
+        return replace(
+            with_topologies(snapshot, reports),
+            report_times={"t": NOW + at, "v": NOW + (at if has_fresh_report else min(at, 0.0))},
+            suspects_silent_since={of_v[0].ref: NOW} if is_suspected else {},
+        )
+
+    found = lost_nodes(
+        seen_at, lambda p, at: p.node == "a" and at >= 0, lambda name, at: name == "a" and at >= 0
+    )
+    at = first_loss(found, "a")
+    assert at is not None
+    assert at < 4
+
+
+@pytest.mark.parametrize("hangs_at", [-20.0, -4.0])
+def test_a_task_that_a_hanging_kubelet_did_not_report_as_ready_keeps_its_node(
+    hangs_at: float,
+) -> None:
+    """Node a is still Ready. The coordinator there ends at 0."""
+    coordinator = replace(pod("coordinator", "a"), role="coordinator", incarnation=1)
+    works = replace(task("works", "a", 0), ready=False, was_ready=False)
+    others = [task(f"p{n}", n, i) for i, n in enumerate("bc", 1)]
+    snapshot = replace(world({}, {}), pods=(coordinator, works, *others))
+    reported = with_report(snapshot, dict.fromkeys(("works", "pb", "pc"), _LIVE))
+    found = lost_nodes(
+        lambda at: replace(reported, report_times={"t": NOW + min(at, 0.0)}),
+        lambda p, at: p == coordinator and at >= 0,
+        lambda name, at: name == "a" and at >= hangs_at,
+    )
+    assert first_loss(found, "a") is None
+
+
+@pytest.mark.parametrize("name", ["va", "a0"])
+@pytest.mark.parametrize(("is_ready", "hangs_at"), [(False, -30.0), (True, -1.0)])
+def test_a_pod_that_its_coordinator_calls_silent_hides_no_other_one(
+    name: str, is_ready: bool, hangs_at: float
+) -> None:
+    """It responds to the operator. The kubelet of its node hangs, and a task of v works there,
+    whose coordinator is being replaced."""
+    of_t = [task(f"p{n}", n, i) for i, n in enumerate("abc")]
+    of_v = [task(name, "a", 0, "v"), task("vb", "b", 1, "v")]
+    snapshot = world({}, {})
+    nodes = tuple(replace(n, ready=n.name != "a" or is_ready) for n in snapshot.nodes)
+    suspected = _LIVE | {"suspected": True, "silentSeconds": 1.6}
+    reports = {
+        "t": {"pa": suspected, "pb": _LIVE, "pc": _LIVE},
+        "v": {name: _LIVE, "vb": _LIVE},
+    }
+    reported = with_topologies(replace(snapshot, nodes=nodes, pods=(*of_t, *of_v)), reports)
+    found = lost_nodes(
+        lambda at: replace(
+            reported,
+            report_times={"t": NOW + at, "v": NOW + min(at, 0.0)},
+            suspects_silent_since={of_t[0].ref: NOW - 20},
+            silence_began_at={of_t[0].ref: NOW - 20},
+        ),
+        lambda p, at: False,
+        lambda name, at: name == "a" and at >= hangs_at,
+    )
+    assert first_loss(found, "a") is None
+
+
+@pytest.mark.parametrize("number", [6, 100])
+@pytest.mark.parametrize(("is_ready", "late_s"), [(False, 0.0), (False, -5.0), (True, -2.0)])
+def test_pods_that_end_together_hide_no_other_one(
+    number: int, is_ready: bool, late_s: float
+) -> None:
+    """Any user may have arranged it: they have only the label of a topology."""
+    end = [
+        replace(pod(f"e{i:02}", "a"), owner_uid=None, role=None, topology="x")
+        for i in range(number)
+    ]
+    works = [task("works", "a", 0), task("pb", "b", 1), task("pc", "c", 2)]
+    snapshot = world({}, {})
+    nodes = tuple(replace(n, ready=n.name != "a" or is_ready) for n in snapshot.nodes)
+    snapshot = replace(snapshot, nodes=nodes, pods=(*end, *works))
+    reported = with_report(snapshot, {p.name: _LIVE for p in works})
+    found = lost_nodes(
+        lambda at: replace(reported, report_times={"t": NOW + min(at, late_s)}),
+        lambda p, at: p in end and at >= 0,
+        lambda name, at: name == "a" and at >= (-1 if is_ready else -45),
+    )
+    assert first_loss(found, "a") is None
+
+
+@pytest.mark.parametrize(("others", "cut_s"), [(8, 7.0), (8, 2.25), (70, 2.25), (70, 3.25)])
+def test_an_operator_that_was_cut_off_loses_no_node_for_that(others: int, cut_s: float) -> None:
+    """Three nodes are NotReady, since their kubelets hang."""
+    hanging = ("a", "o3", "o7")
+    names = ["a", "own", *(f"o{i}" for i in range(others))]
+    pods = [task(f"p{n}", n, i) for i, n in enumerate(names)]
+    snapshot = replace(
+        world({}, {}),
+        nodes=tuple(replace(node(n), ready=n not in hanging) for n in names),
+        pods=tuple(pods),
+        own_node="own",
+    )
+    reported = with_report(snapshot, {p.name: _LIVE for p in pods})
+    found = lost_nodes(
+        lambda at: replace(reported, report_times={"t": NOW + min(at, -10.0)}),
+        lambda p, at: False,
+        lambda name, at: name in hanging and at >= -45,
+        is_cut_off=lambda at: 0 <= at < cut_s,
+    )
+    assert {name for _, lost in found for name in lost} == set()

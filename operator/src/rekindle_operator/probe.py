@@ -23,7 +23,7 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
 from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
-from rekindle_operator.recovery.late_reports import pods_to_probe
+from rekindle_operator.recovery.probed_pods import pods_to_probe
 from rekindle_operator.settings import Timing
 
 _CLOSE_TIMEOUT_S = 1.0

@@ -101,6 +101,7 @@ class ClusterCache:
         self._failures = ActionFailures()
         self.kubelet_probes = ProbeState(detects_own_isolation=True)
         self.pod_probes = ProbeState()
+        self.kubelet_probes.reconnected = self.pod_probes.reset_timers
         self._quarantined: dict[str, float] = {}
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self._uncreated_pods = UncreatedPods({})
@@ -111,6 +112,7 @@ class ClusterCache:
         self._failing_since: dict[str, float] = {}
         self._creating_containers_since: dict[str, float] = {}
         self._timers_reset_at = 0.0
+        self._observing_since: float | None = None  # the first snapshot, or the last reset
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
         selectors = {"label_selector": names.LABEL_TOPOLOGY}
         self.pods = Mirror[PodView](
@@ -243,10 +245,10 @@ class ClusterCache:
         }
         self._forget_silences(view.uid, kept=first)
         for ref, (silence, at) in first.items():
-            self._silent_since.setdefault(ref, max(at, self._timers_reset_at))
             known = self._silence_began.get(ref)
             if known is None or known[0] != silence:
                 self._silence_began[ref] = silence, at
+                self._silent_since[ref] = max(at, self._timers_reset_at)
 
     def _forget_silences(self, uid: str, kept: Container[IncarnationRef] = ()) -> None:
         """Of a topology's tasks, but for some."""
@@ -315,7 +317,7 @@ class ClusterCache:
         """The API server did not respond, or this process was paused. What was silent until now
         need not be lost, and what looks unchanged may have changed in between."""
         with self._lock:
-            self._timers_reset_at = now = self._clock()
+            self._timers_reset_at = self._observing_since = now = self._clock()
             self._silent_since = dict.fromkeys(self._silent_since, now)
             self._failing_since = dict.fromkeys(self._failing_since, now)
             self._creating_containers_since = dict.fromkeys(self._creating_containers_since, now)
@@ -366,6 +368,9 @@ class ClusterCache:
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             silence_began = {ref: at for ref, (_, at) in self._silence_began.items()}
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
+            if self._observing_since is None:
+                self._observing_since = self._clock()
+            observing_since = self._observing_since
             lease_views = self.leases.views()
             report_times = dict(self._reports.as_of(topologies, lease_views, coordinators))
             failures = self._failures.by_topology(self._clock())
@@ -390,6 +395,7 @@ class ClusterCache:
             stalled_watches=self.stalled_watches,
             crd_missing_fields=self._crd_missing_fields,
             failures=failures,
+            observing_since=observing_since,
             kubelet_probes=self.kubelet_probes.results,
             pod_probes=self.pod_probes.results,
             own_node=self._own_node,

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from rekindle.errors import Problem
@@ -261,6 +262,8 @@ class Snapshot:
     silence_began_at: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # By the topology's uid: when its coordinator's report was last known to be true.
     report_times: Mapping[str, float] = field(default_factory=dict)
+    # Since when this process can know who is silent: its start, or its last pause.
+    observing_since: float = -inf
     kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid
     pod_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs; empty if unknown

@@ -9,7 +9,7 @@ Design: docs/design/recovery.md#loss.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import replace
 from math import inf
 
@@ -27,10 +27,12 @@ Each tick with probes of suspects also probes nodes that responded to their last
 
 class ProbeState:
     """Keyed by uid. Thread-safe. `detects_own_isolation`: for probes that show whether this process
-    reaches other nodes; once it does again, silence of before does not count."""
+    reaches other nodes; once it does again, silence of before does not count. Then `reconnected` is
+    called with the time before which silence does not count."""
 
     def __init__(self, *, detects_own_isolation: bool = False) -> None:
         self._detects_isolation = detects_own_isolation
+        self.reconnected: Callable[[float], None] = lambda until: None
         self._local: Set[str] = frozenset()  # no network is in between
         # Of all that are not local: when the last probe was sent that got a response, and since
         # when later ones have had none.
@@ -126,6 +128,7 @@ class ProbeState:
         since = self._without_response_since
         if since is not None and sent_at - since > _ISOLATED_S:
             self._reset_timers(sent_at)
+            self.reconnected(sent_at)
         # It may be a late response: what was sent after that probe has none yet.
         remote = (sent for u, sent in self._in_flight.items() if u not in self._local)
         later = (at for sent in remote for at in sent if at > sent_at)

@@ -21,14 +21,15 @@ class Evidence:
     """`freshly_reported`: uids of topologies whose report is fresh; `responding_topologies`: of
     those with a task that responds to its coordinator. `alive_nodes`: nodes with such a task, or
     with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
-    fresh, and says whether it responds. `silent_pods`: uids of tasks that are silent according to
-    a fresh report; `briefly_silent_nodes`: with one that has not been silent for long enough to be
-    lost with its node."""
+    fresh, and says whether it responds. `starting_pods`: uids of tasks that have not responded yet
+    according to a fresh report; `silent_pods`: of those that are silent; `briefly_silent_nodes`:
+    with one of these that has not been silent for long enough to be lost with its node."""
 
     freshly_reported: frozenset[str]
     responding_topologies: frozenset[str]
     alive_nodes: frozenset[str]
     reported_nodes: frozenset[str]
+    starting_pods: frozenset[str]
     silent_pods: frozenset[str]
     briefly_silent_nodes: frozenset[str]
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
@@ -80,6 +81,7 @@ def collect_evidence(
         responding_topologies=frozenset(p.owner_uid for p in responding if p.owner_uid),
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
+        starting_pods=frozenset(p.uid for p in running) - {p.uid for p in (*silent, *responding)},
         silent_pods=frozenset(p.uid for p in silent),
         briefly_silent_nodes=frozenset(
             p.node

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Set
 from math import inf
 
 from rekindle_operator.cluster.model import NodeView, ProbeResults, Snapshot
-from rekindle_operator.recovery.late_reports import nodes_of_late_reports
+from rekindle_operator.recovery.probed_pods import nodes_of_late_reports
 from rekindle_operator.settings import Timing
 
 _CONTROLS = 3  # other kubelets that are probed for comparison

@@ -145,7 +145,11 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     silent -= kubelet_responds | nodes_with_responding_pods(
         snapshot, now, timing, without=evidence.silent_pods
     )
-    silent |= silent_by_own_probes(snapshot, silent_kubelets, now, timing) - evidence.reported_nodes
+    silent |= (
+        silent_by_own_probes(snapshot, silent_kubelets, now, timing)
+        - evidence.alive_nodes
+        - evidence.briefly_silent_nodes
+    )
     silent -= set(lost) | quarantined
     lost |= dict.fromkeys(silent | quarantined - set(lost), "is silent")
     unresponsive_nodes = temporarily_avoided_nodes(snapshot, now, timing) - evidence.alive_nodes
@@ -171,11 +175,13 @@ def _silent_nodes(
     pods: Iterable[PodView], silent_kubelets: Set[str], evidence: Evidence, timing: Timing
 ) -> set[str]:
     """Nodes on which no task responds, and at least two of tasks and kubelet are silent. A task
-    that starts counts as responding: a node busy with starting is slow, not dead."""
+    that starts counts as responding, since a node busy with starting is slow, not dead; but not
+    where the kubelet is silent: it proves nothing there."""
     quiet: dict[str, list[bool]] = defaultdict(list)
     for pod in pods:
-        if pod.node is not None:
-            quiet[pod.node].append(evidence.silence_s(pod) >= timing.node_silent_s)
+        if pod.node is None or (pod.node in silent_kubelets and pod.uid in evidence.starting_pods):
+            continue
+        quiet[pod.node].append(evidence.silence_s(pod) >= timing.node_silent_s)
     return {
         node
         for node, flags in quiet.items()

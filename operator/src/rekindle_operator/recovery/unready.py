@@ -58,8 +58,9 @@ def assess_unready(
     confirmed = silent if most_work else evidence.reported_nodes | silent
 
     # A report that calls a task silent outweighs that its process responds to the operator.
-    responding = nodes_with_responding_pods(snapshot, now, timing, without=evidence.silent_pods)
-    not_silent = nodes_not_silent_to_probes(snapshot, now, timing) - evidence.reported_nodes
+    silent_pods = evidence.silent_pods
+    responding = nodes_with_responding_pods(snapshot, now, timing, without=silent_pods)
+    not_silent = nodes_not_silent_to_probes(snapshot, now, timing, without=silent_pods)
     may_work = reported_alive | responding | not_silent
 
     def is_lost(node: NodeView) -> bool:
