@@ -90,6 +90,15 @@ def test_a_silence_begins_anew_after_a_time_without_probes() -> None:
     assert observation.lost([pod()], 64.0, TIMING, probes_work=True) == []
 
 
+def test_a_silence_goes_on_over_a_round_that_failed() -> None:
+    """The checks before and after it are as far apart as they can be."""
+    observation, now = Observation(), 0.0
+    for _ in range(10):
+        observation = observation.with_responses([pod()], {pod().uid: False}, now)
+        now += 2 * (TIMING.longest_poll_s + 2)
+    assert observation.lost([pod()], now, TIMING, probes_work=False) == [pod().uid]
+
+
 def test_checks_become_less_frequent_also_while_pods_cannot_be_listed() -> None:
     observation = Observation()
     for _ in range(60):

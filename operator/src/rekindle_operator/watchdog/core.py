@@ -36,7 +36,9 @@ class WatchdogTiming:
 _ACCEPT_GROWTH = 1.5
 _POLL_GROWTH = 1.2
 _MIN_PROBES = 2
-_GAP_S = 15.0  # after so long without a probe a silence begins anew
+# After so long without a probe a silence begins anew. Longer than two of the longest pauses (10 s)
+# with a round between them that failed.
+_GAP_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
