@@ -130,7 +130,7 @@ def call_of(core: ReaderCore, now: float) -> ReadEpochs:
 
 
 def test_a_live_reader_goes_on_at_its_position() -> None:
-    core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
+    core = ReaderCore(Subscription("s", 0, 5, live=True), stall_s=3)
     core.step(routes_to(A), 0)
     call = call_of(core, 0)
     assert (call.epoch, call.position) == (5, LivePosition())
@@ -144,7 +144,7 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
 
 def test_at_another_replica_only_newer_epochs_are_read() -> None:
     """A position in one replica's output means nothing to another replica."""
-    core = ReaderCore(Subscription("s", 0, 5, live=True), 3)
+    core = ReaderCore(Subscription("s", 0, 5, live=True), stall_s=3)
     core.step(routes_to(A, B), 0)
     call = call_of(core, 0)
     core.step(
