@@ -1,5 +1,5 @@
-"""Health probes of kubelets and pods: the I/O around `recovery.kubelets` and
-`recovery.late_reports` (pods are probed when no coordinator reports on their tasks).
+"""Health probes of kubelets and pods: the I/O around `recovery.kubelets` and `recovery.probed_pods`
+(one pod of each node at intervals; more while no coordinator reports on them).
 
 A pod is probed with a request for its /livez; any response counts. A kubelet is probed with a TLS
 handshake, which needs no permission in the cluster. The kernel of a frozen process accepts a

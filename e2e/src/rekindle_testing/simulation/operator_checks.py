@@ -32,11 +32,13 @@ _READ_S = 3.0
 """The pods of the topology have been read within so many seconds before one is deleted or
 replaced."""
 _UNCERTAIN_S = 15.0
-"""For so long after errors of the API server an operator may not know what is there."""
+"""For so long after faults of the API server, or of itself, an operator may not know what is
+there."""
 
 
 class OperatorChecks:
-    """`failed` ends the simulation."""
+    """`failed` ends the simulation. `api_faults`: of the API server, of operators, and of what is
+    between them; `call_faults`: these but stalled watches."""
 
     def __init__(
         self,

@@ -40,6 +40,7 @@ class _NodeProbes:
         """`results`: of each pod, None if it was never probed."""
         probed = [r for r in results if r is not None]
         answered_at = max((r.answered_probe_at or -inf for r in probed), default=-inf)
+        # None after the timers were reset, until a probe is sent.
         unanswered = (r.unanswered_probe_since for r in probed)
         since = min((at for at in unanswered if at is not None and at > answered_at), default=None)
         asked = sum(r.sent_at >= since for r in probed) if since is not None else 0
