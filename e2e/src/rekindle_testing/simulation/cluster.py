@@ -282,6 +282,16 @@ class SimulatedCluster:
         elif raw is not None and not raw["metadata"].get("deletionTimestamp"):
             self.server.objects.mark_deleted(PODS, raw)
 
+    def gated_pods(self) -> list[str]:
+        """Names of the pods that wait for capacity behind their gates."""
+        raws = self.server.objects.all(PODS)
+        return sorted(r["metadata"]["name"] for r in raws if r["spec"].get("schedulingGates"))
+
+    def remove_pod(self, name: str) -> None:
+        raw = self.server.objects.find(PODS, name)
+        if raw is not None:
+            self.server.objects.remove(PODS, raw)
+
     # --- wrong results ------------------------------------------------------------
 
     def watch_wrong_results(self, log: Callable[[str], None]) -> None:

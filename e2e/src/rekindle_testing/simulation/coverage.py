@@ -20,8 +20,10 @@ from rekindle.coordinator.checkpoints import phases as commits
 from rekindle.coordinator.checkpoints.phases import CommitEvent
 from rekindle.coordinator.movement import phases as movements
 from rekindle.exchange.state_mover import phases as sessions
-from rekindle.exchange.state_mover.phases import DonorEvent
+from rekindle.exchange.state_mover.phases import DonorEvent, DonorPhase
+from rekindle.protocol import TaskPhase
 from rekindle.task.core import phases as tasks
+from rekindle.task.core.phases import TaskEvent
 from rekindle.transitions import StateMachine
 from rekindle_operator.reconcile import phases, slots
 
@@ -67,6 +69,33 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
     (
         "the store is never exchanged for another one",
         _all_of("checkpoint", CommitEvent.MANIFEST_MISSING),
+    ),
+    (
+        "the store loses no object, and nobody deletes one of an entry that may be committed",
+        _all_of("checkpoint", CommitEvent.ENTRIES_REFUSED),
+    ),
+    (
+        "nothing fails here before a task restores: operators compile, and Spark starts",
+        [("task", TaskPhase.WAITING, TaskEvent.FAILED)],
+    ),
+    (
+        "tasks have no other thread here that could report something once a task has failed",
+        [
+            ("task", TaskPhase.FAILED, event)
+            for event in (TaskEvent.CAUGHT_UP, TaskEvent.FELL_BEHIND, TaskEvent.FAILED)
+        ],
+    ),
+    (
+        "upstream logs keep what a donor may still need, so its state has reached what they have",
+        [
+            ("donor", DonorPhase.BEHIND, event)
+            for event in sessions.DONOR[DonorPhase.BEHIND]
+            if event is not DonorEvent.REACHED
+        ],
+    ),
+    (
+        "a donor pins its state within 6 s here, and a lease lasts 60 s",
+        [("donor", DonorPhase.PINNING, DonorEvent.EXPIRED)],
     ),
     (
         "a donor pins its newest state only once that has reached the needed epoch",

@@ -18,8 +18,8 @@ from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.wrong_results import Recurrence, WrongResult
 
-FAULTS_S = 60.0
-"""When the last group of faults begins."""
+_FIRST_S, FAULTS_S = 3.0, 60.0
+"""When the first group of faults begins at the earliest, and the last one at the latest."""
 GROUP_S = 3.0
 """The faults of a group begin within this time."""
 LONGEST_S = 25.0
@@ -113,6 +113,11 @@ _DURING_DISAGREEMENT = (
 )
 _DISAGREEMENT_S = 2.0, 7.0
 """Replicas disagree in this time after a fault that makes one of them compute a wrong result."""
+_EDITED_WHILE_WRONG = 0.3
+_FAILS_WHILE_CORRECTING = 0.1
+"""Shares of the seeds with wrong results, and of those with tentative ones."""
+_EVICTS_GATED = 3
+"""One of so many evictions deletes a pod that waits behind its gate, if there is one."""
 _USUAL = [kind for kind in FaultKind if kind is not FaultKind.WRONG_RESULT]
 _MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_NODE)
 
@@ -143,7 +148,7 @@ def draw_faults(random: Random) -> list[Fault]:
     faults: list[Fault] = []
     kinds = random.sample(_USUAL, random.randint(2, len(_USUAL)))
     for _ in range(random.randint(2, 7)):
-        begin = random.uniform(3.0, FAULTS_S)
+        begin = random.uniform(_FIRST_S, FAULTS_S)
         for _ in range(random.choice((1, 1, 2, 3, 5))):
             faults.append(
                 Fault(
@@ -179,7 +184,22 @@ def draw_input_faults(random: Random) -> list[Fault]:
             faults.append(
                 Fault(at, kind, random.randrange(1000), random.randrange(1000), seconds=3.0)
             )
+    if random.random() < _FAILS_WHILE_CORRECTING:
+        faults += _draw_slow_correction(random)
     return faults
+
+
+def _draw_slow_correction(random: Random) -> list[Fault]:
+    """An input is away; then a task corrects its output slowly, and a tentative epoch fails
+    meanwhile."""
+    away_at, target = round(random.uniform(12.0, FAULTS_S), 2), random.randrange(1000)
+    back_at = away_at + LONGEST_S
+    fails_at = round(back_at + random.uniform(0.5, GROUP_S), 2)
+    return [
+        Fault(away_at, FaultKind.STOP_TASK, random.randrange(1000), 0, LONGEST_S),
+        Fault(back_at, FaultKind.SLOW_TASK, target, 0, LONGEST_S),
+        Fault(fails_at, FaultKind.FAIL_TENTATIVE, target, 0, seconds=0.0),
+    ]
 
 
 def draw_wrong_results(random: Random) -> list[Fault]:
@@ -199,6 +219,12 @@ def draw_wrong_results(random: Random) -> list[Fault]:
         at = round(faults[0].at + random.uniform(*_DISAGREEMENT_S), 2)
         kind, target = random.choice(_DURING_DISAGREEMENT), random.randrange(1000)
         faults.append(Fault(at, kind, target, other=random.randrange(1000), seconds=1.0))
+    if random.random() < _EDITED_WHILE_WRONG:
+        # The second replicas of an operator come before the wrong result, and go soon after it.
+        begin, end = random.uniform(20.0, 30.0), random.uniform(*_DISAGREEMENT_S)
+        at = round(max(_FIRST_S, faults[0].at - begin), 2)
+        seconds = round(faults[0].at + end - at, 2)
+        faults.append(Fault(at, FaultKind.EDIT_REPLICAS, random.randrange(1000), 0, seconds))
     return faults
 
 
@@ -295,6 +321,11 @@ class Injector:
                     self._cluster.evict(pod)  # it fails while it ends, or before that
                 return key, None
             case FaultKind.EVICT_TASK:
+                gated = self._cluster.gated_pods()
+                if gated and fault.other % _EVICTS_GATED == 0:
+                    name = gated[fault.target % len(gated)]
+                    self._cluster.remove_pod(name)
+                    return f"{name}, behind its gate", None
                 self._cluster.evict(pod, by_force=bool(fault.other % 2))
                 return key, None
             case FaultKind.WRONG_RESULT:

@@ -40,7 +40,7 @@ NEWCOMER = NewcomerLimits(
 )
 _DISK_S = (0.001, 0.2)
 """The least and the most time that an access of the disk takes."""
-_PIN_S = (_DISK_S, _DISK_S, (0.2, 3.0))
+_PIN_S = (_DISK_S, _DISK_S, (0.2, 6.0))
 """The same of pinning a snapshot: one of these at random, of which the last is slow."""
 _TIMEOUT_S = 3.0
 

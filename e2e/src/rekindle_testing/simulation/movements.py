@@ -15,7 +15,7 @@ class Movements:
     def replaceable(self) -> list[Slot]:
         """The replicas that have a Live partner."""
         pods = self._cluster.pods
-        found = [slot for slot in pods if any(_is_live(pod) for pod in self._partners(slot))]
+        found = [slot for slot in pods if any(pod.is_live for pod in self._partners(slot))]
         return sorted(found, key=lambda slot: slot.key)
 
     def newcomer(self, slot: Slot) -> TaskPod | None:
@@ -48,7 +48,3 @@ class Movements:
 
 def _phase_of(pod: TaskPod) -> TaskPhase | None:
     return pod.boot.core.status.phase if pod.boot is not None else None
-
-
-def _is_live(pod: TaskPod) -> bool:
-    return _phase_of(pod) is TaskPhase.LIVE

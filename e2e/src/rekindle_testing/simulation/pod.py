@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
+from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Segment, Slot
 from rekindle_testing.simulation.coordinator import CoordinatorProcess, CoordinatorSurroundings
 from rekindle_testing.simulation.disk import Disk
@@ -156,6 +157,10 @@ class TaskPod(SimulatedPod[TaskProcess]):
         super().stop()
         if self.boot is not None:
             self.boot.stop()
+
+    @property
+    def is_live(self) -> bool:
+        return self.boot is not None and self.boot.core.status.phase is TaskPhase.LIVE
 
     def make_boot(self) -> TaskProcess:
         self.boots += 1

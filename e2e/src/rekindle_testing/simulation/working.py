@@ -10,7 +10,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from rekindle import names
-from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import NodeView
 from rekindle_testing.simulation.kube.objects import PODS
@@ -65,8 +64,10 @@ class WorkingPods:
     def serves(self, slot: Slot) -> bool:
         """Whether its pod runs a task that is Live, or was so when the operator decided."""
         pod = self._cluster.pods.get(slot)
-        live_at = self._live_at.get(pod.uid, -inf) if pod is not None else -inf
-        return self._scheduler.now - live_at < _DECIDED_S
+        if pod is None:
+            return False
+        live_at = self._live_at.get(pod.uid, -inf)
+        return pod.is_live or self._scheduler.now - live_at < _DECIDED_S
 
     def is_usable(self, view: NodeView) -> bool:
         """Whether a node takes pods, and was silent for nobody lately, so that no operator avoids
@@ -111,7 +112,7 @@ class WorkingPods:
 
     def _observe_phases(self) -> None:
         for pod in self._cluster.pods.values():
-            if pod.boot is not None and pod.boot.core.status.phase is TaskPhase.LIVE:
+            if pod.is_live:
                 self._live_at[pod.uid] = self._scheduler.now
         self._scheduler.after(_PHASES_EVERY_S, self._observe_phases)
 
