@@ -390,10 +390,11 @@ def test_a_pod_that_is_silent_for_long_is_probed_after_its_neighbours() -> None:
     snapshot = world({}, {"a": long_ago, "b": ANSWERS, "c": ANSWERS})
     snapshot = replace(snapshot, pods=(*snapshot.pods, pod("pa2", "a")))
     responding = replace(ANSWERS, sent_at=NOW - 1)
-    for results in ({}, {"pa2": responding}):
-        probes = {**snapshot.pod_probes, **results}
-        probed = pods_to_probe(replace(snapshot, pod_probes=probes), set(), NOW, TIMING)
-        assert [p.uid for p in probed if p.node == "a"] == ["pa2"]
+    probed = pods_to_probe(snapshot, set(), NOW, TIMING)
+    assert {p.uid for p in probed if p.node == "a"} == {"pa", "pa2"}, "none has responded lately"
+    probes = {**snapshot.pod_probes, "pa2": responding}
+    probed = pods_to_probe(replace(snapshot, pod_probes=probes), set(), NOW, TIMING)
+    assert [p.uid for p in probed if p.node == "a"] == ["pa2"]
 
 
 def test_if_a_pod_is_silent_the_others_of_its_node_are_probed() -> None:
@@ -403,14 +404,16 @@ def test_if_a_pod_is_silent_the_others_of_its_node_are_probed() -> None:
     both = replace(snapshot, pods=(*snapshot.pods, *neighbours))
     assert lost(both) == set()
     unanswered = ProbeResults(NOW, None, unanswered_since=NOW)
-    all_probed = {**both.pod_probes, "pa2": unanswered, "pa3": unanswered}
-    assert lost(replace(both, pod_probes=all_probed)) == {"a"}
+    for since, is_lost in ((NOW - 1.2, True), (NOW - 0.1, False)):
+        silent = ProbeResults(NOW - 0.1, None, unanswered_since=since)
+        all_probed = {**both.pod_probes, "pa2": silent, "pa3": silent}
+        assert lost(replace(both, pod_probes=all_probed)) == ({"a"} if is_lost else set())
     assert "pa2" in {p.uid for p in pods_to_probe(both, set(), NOW, TIMING)}
     probed = replace(both, pod_probes={**both.pod_probes, "pa2": unanswered})
     assert "pa3" in {p.uid for p in pods_to_probe(probed, {"pa2"}, NOW, TIMING)}
     for responding in (ANSWERS, replace(ANSWERS, sent_at=NOW, unanswered_since=NOW)):
         assert lost(replace(both, pod_probes={**both.pod_probes, "pa3": responding})) == set()
-    since = NOW - TIMING.pod_silent_s / 2 + 0.1
+    since = NOW - TIMING.pod_silent_s / 4 + 0.1
     brief = replace(
         both, pod_probes={**both.pod_probes, "pa": replace(SILENT, unanswered_since=since)}
     )
@@ -426,6 +429,9 @@ def test_a_pod_that_never_responded_is_probed_last() -> None:
     assert "!" in {p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)}
     unanswered = ProbeResults(sent_at=NOW - 11, unanswered_since=NOW - 11)
     probed = pods_to_probe(replace(snapshot, pod_probes={"!": unanswered}), set(), NOW, TIMING)
+    assert "pa" in {p.uid for p in probed}
+    both = {"!": unanswered, "pa": replace(ANSWERS, sent_at=NOW - 1)}
+    probed = pods_to_probe(replace(snapshot, pod_probes=both), set(), NOW, TIMING)
     assert [p.uid for p in probed if p.node == "a"] == ["pa"]
 
 

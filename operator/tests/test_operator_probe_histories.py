@@ -41,13 +41,15 @@ def lost_nodes(
     begin_s: float = -50.0,
     until_s: float = 15.0,
     is_cut_off: Callable[[float], bool] = never,
+    response_s: float = 0.0,
 ) -> Iterator[tuple[float, set[str]]]:
     """At each tick from 0 on: the time, and the lost nodes. All times are in seconds from NOW.
     `begin_s`: when the process began to probe; `is_cut_off`: whether it reaches no node but its
-    own."""
+    own; `response_s`: how long a response takes."""
     kubelets, pods = ProbeState(detects_own_isolation=True), ProbeState()
     kubelets.reconnected = pods.reset_timers
-    ending: list[tuple[float, ProbeState, str, float]] = []
+    # When a response comes or a probe ends, of which state and uid, when it was sent.
+    pending: list[tuple[float, bool, ProbeState, str, float]] = []
     for tick in range(int(begin_s / TICK_S), int(until_s / TICK_S)):
         at = tick * TICK_S
         now = NOW + at
@@ -60,9 +62,12 @@ def lost_nodes(
                 observing_since=NOW + begin_s,
             )
 
-        for end in [e for e in ending if e[0] <= now]:
-            end[1].ended(end[2], end[3])
-            ending.remove(end)
+        for probe in [p for p in pending if p[0] <= now]:
+            _, responds, state, uid, sent_at = probe
+            if responds:
+                state.responded(uid, sent_at)
+            state.ended(uid, sent_at)
+            pending.remove(probe)
         for state in (kubelets, pods):
             state.reset_after_pause(now)
         own = seen().own_node
@@ -76,7 +81,9 @@ def lost_nodes(
             state.sent(uid, now)
         for state, uid, on, dead in probes:
             if dead or (is_cut_off(at) and on != own):
-                ending.append((now + _IN_FLIGHT_S, state, uid, now))
+                pending.append((now + _IN_FLIGHT_S, False, state, uid, now))
+            elif response_s:
+                pending.append((now + response_s, True, state, uid, now))
             else:
                 state.responded(uid, now)
                 state.ended(uid, now)
@@ -329,14 +336,19 @@ def test_a_pod_that_its_coordinator_calls_silent_hides_no_other_one(
     assert first_loss(found, "a") is None
 
 
-@pytest.mark.parametrize("number", [6, 100])
+@pytest.mark.parametrize("has_owner", [False, True])
+@pytest.mark.parametrize("response_s", [0.0, 0.75])
+@pytest.mark.parametrize("number", [6, 12, 100])
 @pytest.mark.parametrize(("is_ready", "late_s"), [(False, 0.0), (False, -5.0), (True, -2.0)])
 def test_pods_that_end_together_hide_no_other_one(
-    number: int, is_ready: bool, late_s: float
+    number: int, is_ready: bool, late_s: float, response_s: float, has_owner: bool
 ) -> None:
-    """Any user may have arranged it: they have only the label of a topology."""
+    """Any user may have arranged it: they have only the label of a topology, and perhaps owners
+    that do not exist."""
     end = [
-        replace(pod(f"e{i:02}", "a"), owner_uid=None, role=None, topology="x")
+        replace(
+            pod(f"e{i:02}", "a"), owner_uid=f"o{i}" if has_owner else None, role=None, topology="x"
+        )
         for i in range(number)
     ]
     works = [task("works", "a", 0), task("pb", "b", 1), task("pc", "c", 2)]
@@ -348,6 +360,7 @@ def test_pods_that_end_together_hide_no_other_one(
         lambda at: replace(reported, report_times={"t": NOW + min(at, late_s)}),
         lambda p, at: p in end and at >= 0,
         lambda name, at: name == "a" and at >= (-1 if is_ready else -45),
+        response_s=response_s,
     )
     assert first_loss(found, "a") is None
 
@@ -372,3 +385,70 @@ def test_an_operator_that_was_cut_off_loses_no_node_for_that(others: int, cut_s:
         is_cut_off=lambda at: 0 <= at < cut_s,
     )
     assert {name for _, lost in found for name in lost} == set()
+
+
+@pytest.mark.parametrize("topology", ["t", "v"])
+def test_a_task_that_starts_and_responds_keeps_its_node(topology: str) -> None:
+    """All reports are fresh. Node a is Ready, its kubelet hangs, and another task there is silent
+    to its coordinator, and to the operator."""
+    silent = task("pa", "a", 0)
+    starts = replace(task("sa", "a", 1, topology), ready=False, was_ready=False)
+    others = [task(f"p{n}", n, i) for i, n in enumerate("bc", 2)]
+    snapshot = replace(world({}, {}), pods=(silent, starts, *others))
+
+    def seen_at(at: float) -> Snapshot:
+        suspected = {"suspected": True, "silentSeconds": 1.5} if at >= 1.75 else {}
+        reports: dict[str, dict[str, Any]] = {"t": dict.fromkeys(("pb", "pc"), _LIVE), "v": {}}
+        reports["t"]["pa"] = _LIVE | suspected
+        reports[topology]["sa"] = {"phase": "Waiting"}
+        return replace(
+            with_topologies(snapshot, reports),
+            report_times={"t": NOW + at, "v": NOW + at},
+            suspects_silent_since={silent.ref: NOW} if suspected else {},
+        )
+
+    found = lost_nodes(
+        seen_at, lambda p, at: p == silent and at >= 0, lambda name, at: name == "a" and at >= -10
+    )
+    assert first_loss(found, "a") is None
+
+
+def test_pods_without_a_process_hide_no_other_one_from_a_process_without_memory() -> None:
+    end = [
+        replace(pod(f"e{i:02}", "a"), owner_uid=None, role=None, topology="x") for i in range(25)
+    ]
+    works = [task("works", "a", 0), task("pb", "b", 1), task("pc", "c", 2)]
+    snapshot = world({}, {}, report_age_s=60.0)
+    nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
+    found = lost_nodes(
+        lambda at: replace(snapshot, nodes=nodes, pods=(*end, *works)),
+        lambda p, at: p in end,
+        lambda name, at: name == "a",
+        begin_s=0.0,
+        response_s=0.25,
+    )
+    assert first_loss(found, "a") is None
+
+
+def test_pods_that_are_deleted_one_after_another_keep_no_dead_node() -> None:
+    """Node a dies with its kubelet and all pods, and its coordinator is elsewhere, but late."""
+    here = [task(f"a{i:02}", "a", i) for i in range(12)]
+    others = [task(f"p{n}", n, i) for i, n in enumerate("bc", 12)]
+    snapshot = with_report(
+        replace(world({}, {}), pods=(*here, *others)),
+        {p.name: _LIVE for p in (*here, *others)},
+    )
+
+    def seen_at(at: float) -> Snapshot:
+        pods = tuple(
+            replace(p, terminating=at >= 0 and p in here[: int(at / 1.5) + 1])
+            for p in snapshot.pods
+        )
+        return replace(snapshot, pods=pods, report_times={"t": NOW + min(at, 0.0)})
+
+    found = lost_nodes(
+        seen_at, lambda p, at: p.node == "a" and at >= 0, lambda name, at: name == "a" and at >= 0
+    )
+    at = first_loss(found, "a")
+    assert at is not None
+    assert at < 5

@@ -8,6 +8,7 @@ import rekindle.early_exit  # noqa: F401
 # isort: split
 import logging
 import os
+import resource
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -36,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 def main() -> None:
     raise_recursion_limit()
+    _raise_file_limit()
     settings = read_settings()
     set_up_logging(settings.log_level)
     api = _connect()
@@ -78,6 +80,12 @@ def main() -> None:
     threading.Thread(target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True).start()
     _watch(cluster, settings)
     leader.release()
+
+
+def _raise_file_limit() -> None:
+    """Many dead nodes have many probes in flight; one that gets no socket would look unanswered."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _connect() -> client.ApiClient:

@@ -92,7 +92,8 @@ def start_due_probes(
     """The pods and kubelets to probe now; they are recorded as sent."""
     snapshot = cluster.snapshot()
     for probes in (cluster.pod_probes, cluster.kubelet_probes):
-        probes.reset_after_pause(now)
+        if probes.reset_after_pause(now):
+            cluster.observe_anew()
     cluster.pod_probes.retain({pod.uid for pod in snapshot.pods if pod.is_managed})
     local = {node.uid for node in snapshot.nodes if node.name == snapshot.own_node}
     cluster.kubelet_probes.retain({node.uid for node in snapshot.nodes}, local=local)

@@ -313,6 +313,11 @@ class ClusterCache:
         with self._lock:
             self._uncreated_pods = self._uncreated_pods.without_slot(ref)
 
+    def observe_anew(self) -> None:
+        """After a pause this process does not know who responds."""
+        with self._lock:
+            self._observing_since = self._clock()
+
     def reset_timers(self) -> None:
         """The API server did not respond, or this process was paused. What was silent until now
         need not be lost, and what looks unchanged may have changed in between."""

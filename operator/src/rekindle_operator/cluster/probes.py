@@ -17,6 +17,7 @@ from rekindle_operator.cluster.model import ProbeResults
 
 TICK_S = 0.25
 _LATE_S = 2 * TICK_S
+_LONG_PAUSE_S = 2.0
 _NEXT_AFTER_S = 2 * TICK_S
 """A probe that has no response for so long does not hold up the next one: packets of the one may
 have been lost, and their retransmission takes a second or more."""
@@ -56,10 +57,10 @@ class ProbeState:
                 uid for uid, sent in self._in_flight.items() if now - sent[-1] < _NEXT_AFTER_S
             )
 
-    def reset_after_pause(self, now: float) -> None:
+    def reset_after_pause(self, now: float) -> bool:
         """To be called every `TICK_S`. After a late tick, timers are reset: this process did not
         run, and sent and read nothing. If time went backwards, the clock was set, and all is
-        forgotten."""
+        forgotten. Returns whether it did not run for long."""
         with self._lock:
             gap_s = 0.0 if self._ticked_at is None else now - self._ticked_at
             self._ticked_at = now
@@ -70,6 +71,7 @@ class ProbeState:
                 self._reset_at = -inf
             elif gap_s > _LATE_S:
                 self._reset_timers(now)
+            return gap_s < 0 or gap_s > _LONG_PAUSE_S
 
     def reset_timers(self, until: float) -> None:
         """Silence before `until` does not count."""

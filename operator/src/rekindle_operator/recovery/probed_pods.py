@@ -1,9 +1,9 @@
 """Which pods the operator probes. Pure.
 
 One pod of each node is always probed at intervals, since only one that has responded before can
-become silent. While no coordinator reports on the pods of a node, or Kubernetes calls it NotReady,
-one is probed at each tick; and if that is silent, the others, since its container may be what has
-ended. What the results prove is in `recovery.late_reports`.
+become silent. While no coordinator reports on the pods of a node, Kubernetes calls it NotReady, or
+its kubelet does not respond, one is probed at each tick; and if that is silent, the others, since
+its container may be what has ended. What the results prove is in `recovery.late_reports`.
 
 Design: docs/design/recovery.md#loss.
 """
@@ -11,7 +11,6 @@ Design: docs/design/recovery.md#loss.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from functools import partial
 from heapq import nsmallest
 
 from rekindle_operator.cluster.model import PodView, ProbeResults, Snapshot
@@ -19,6 +18,7 @@ from rekindle_operator.settings import Timing
 
 _MAX_AT_ONCE = 64  # probes that one round of the probing loop sends
 _PROVEN_AT_ONCE = 2  # pods of a node besides the chosen one, of those that were ready
+_Preference = tuple[bool, bool, bool, bool, str]
 _KUBELET_SILENT_S = 0.5  # two ticks; then it may not report that pods have become ready
 
 
@@ -34,16 +34,9 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     """One of each node at intervals; at every tick those that no coordinator reports on, and those
     with an unanswered probe. If that is unanswered for a while, also the others of its node, one
     after another: its container may be what has ended. `busy`: uids that were probed just now."""
-    urgent = nodes_of_late_reports(snapshot, now, timing)
-    urgent |= {node.name for node in snapshot.nodes if not node.ready}
-    preference = partial(_preference, snapshot=snapshot, now=now, timing=timing)
+    urgent = nodes_of_late_reports(snapshot, now, timing) | _doubtful_nodes(snapshot, now)
     candidates = probe_candidates(snapshot, now)
-    chosen: dict[str, PodView] = {}
-    for pod in candidates:
-        if pod.node:
-            known = chosen.get(pod.node)
-            if known is None or preference(pod) < preference(known):
-                chosen[pod.node] = pod
+    chosen = _chosen(candidates, snapshot, now, timing)
     due = [
         pod
         for node, pod in chosen.items()
@@ -57,11 +50,56 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     due.sort(key=lambda p: _probed_at(p, snapshot))
     routine = [p for p in due if p.node not in urgent]
     silent = {n for n, pod in chosen.items() if _is_silent(pod, snapshot, now, timing)}
+    silent |= _without_response(candidates, snapshot, now, timing) & urgent
     neighbours = _neighbours(snapshot, candidates, chosen, silent, busy)
     first = [*neighbours[: _MAX_AT_ONCE // 2], *(p for p in due if p.node in urgent)]
     # Many urgent ones, which may all be dead, do not keep the others from being probed.
     room = _MAX_AT_ONCE - min(len(routine), _MAX_AT_ONCE // 4)
     return [*first[:room], *routine][:_MAX_AT_ONCE]
+
+
+def _doubtful_nodes(snapshot: Snapshot, now: float) -> frozenset[str]:
+    """Those that are NotReady, or whose kubelet does not respond."""
+    return frozenset(
+        node.name
+        for node in snapshot.nodes
+        if not node.ready
+        or (
+            (results := snapshot.kubelet_probes.get(node.uid)) is not None
+            and results.unanswered_since is not None
+            and now - results.unanswered_since >= _KUBELET_SILENT_S
+        )
+    )
+
+
+def _chosen(
+    candidates: Iterable[PodView], snapshot: Snapshot, now: float, timing: Timing
+) -> dict[str, PodView]:
+    """By node, the pod to probe."""
+    best: dict[str, tuple[_Preference, PodView]] = {}
+    for pod in candidates:
+        if pod.node:
+            preference = _preference(pod, snapshot, now, timing)
+            known = best.get(pod.node)
+            if known is None or preference < known[0]:
+                best[pod.node] = preference, pod
+    return {node: pod for node, (_, pod) in best.items()}
+
+
+def _without_response(
+    candidates: Iterable[PodView], snapshot: Snapshot, now: float, timing: Timing
+) -> frozenset[str]:
+    """Nodes of which a pod was probed, and none has responded in the last half minute."""
+    probed, responding = set(), set()
+    for pod in candidates:
+        results = snapshot.pod_probes.get(pod.uid)
+        if results is None or not pod.node:
+            continue
+        probed.add(pod.node)
+        at = results.answered_probe_at
+        if at is not None and now - at <= timing.probe_response_max_age_s:
+            responding.add(pod.node)
+    return frozenset(probed - responding)
 
 
 def _neighbours(
@@ -97,7 +135,7 @@ def _neighbours(
 def _is_silent(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     results = snapshot.pod_probes.get(pod.uid)
     since = results.unanswered_since if results is not None else None
-    is_long = since is not None and now - since >= timing.pod_silent_s / 2
+    is_long = since is not None and now - since >= timing.pod_silent_s / 4
     return is_long and _has_unanswered(pod, snapshot, now, timing)
 
 
@@ -115,10 +153,13 @@ def _responded_last(pods: Iterable[PodView], snapshot: Snapshot) -> list[PodView
 
 def _probed_longest_ago(pods: Sequence[PodView], snapshot: Snapshot, number: int) -> list[PodView]:
     """Of the owner of which none was probed for longest first: no tenant hides another one's."""
+    topologies = {topology.uid for topology in snapshot.topologies}
+    owners = {p.uid: p.owner_uid if p.owner_uid in topologies else None for p in pods}
     of_owner: dict[str | None, float] = {}
     for pod in pods:
-        of_owner[pod.owner_uid] = max(of_owner.get(pod.owner_uid, 0.0), _probed_at(pod, snapshot))
-    return nsmallest(number, pods, key=lambda p: (of_owner[p.owner_uid], _probed_at(p, snapshot)))
+        owner = owners[pod.uid]
+        of_owner[owner] = max(of_owner.get(owner, 0.0), _probed_at(pod, snapshot))
+    return nsmallest(number, pods, key=lambda p: (of_owner[owners[p.uid]], _probed_at(p, snapshot)))
 
 
 def _is_proven(pod: PodView, snapshot: Snapshot) -> bool:
@@ -131,16 +172,7 @@ def probe_candidates(snapshot: Snapshot, now: float) -> list[PodView]:
     """Those that were ready; and all on nodes that are NotReady, or whose kubelet does not respond:
     Kubernetes marks the pods of the former as not ready, and a kubelet that hangs does not report
     that one has become ready."""
-    unready = {
-        node.name
-        for node in snapshot.nodes
-        if not node.ready
-        or (
-            (results := snapshot.kubelet_probes.get(node.uid)) is not None
-            and results.unanswered_since is not None
-            and now - results.unanswered_since >= _KUBELET_SILENT_S
-        )
-    }
+    doubtful = _doubtful_nodes(snapshot, now)
     return [
         pod
         for pod in snapshot.pods
@@ -148,7 +180,7 @@ def probe_candidates(snapshot: Snapshot, now: float) -> list[PodView]:
         and pod.node
         and pod.ip
         and not (pod.ended or pod.terminating)
-        and (_was_ready(pod) or pod.node in unready)
+        and (_was_ready(pod) or pod.node in doubtful)
     ]
 
 
@@ -163,14 +195,13 @@ def _has_unanswered(pod: PodView, snapshot: Snapshot, now: float, timing: Timing
     return now - results.answered_probe_at <= timing.probe_response_max_age_s
 
 
-def _preference(
-    pod: PodView, snapshot: Snapshot, now: float, timing: Timing
-) -> tuple[bool, bool, bool, bool, str]:
+def _preference(pod: PodView, snapshot: Snapshot, now: float, timing: Timing) -> _Preference:
     """A pod that never responded comes last: any user may set its labels. Before it those that have
     been silent for long: their containers may have ended; before these those that a report calls
     silent; and before these pods that were never ready."""
     results = snapshot.pod_probes.get(pod.uid)
-    is_suspected = pod.ref in snapshot.suspects_silent_since
+    suspects = snapshot.suspects_silent_since
+    is_suspected = bool(suspects) and pod.ref in suspects
     if results is None or results.unanswered_since is None:
         return False, False, is_suspected, not _was_ready(pod), pod.uid
     is_old = not _has_unanswered(pod, snapshot, now, timing)
