@@ -301,6 +301,15 @@ def test_pods_of_a_not_ready_node_are_probed_at_each_tick() -> None:
     assert [p.uid for p in pods_to_probe(hangs, set(), NOW, TIMING)] == ["pa"]
 
 
+def test_pods_are_probed_at_each_tick_while_their_kubelet_does_not_respond() -> None:
+    """But not for ever: a network policy may keep the operator from all kubelets."""
+    probed = {n: replace(ANSWERS, sent_at=NOW - 1) for n in "abc"}
+    for unanswered_s, expected in ((0.2, []), (1.0, ["pa"]), (61.0, [])):
+        kubelet = ProbeResults(NOW - 0.1, None, unanswered_since=NOW - unanswered_s)
+        snapshot = world({**ALL, "a": kubelet}, probed, report_age_s=0.5)
+        assert [p.uid for p in pods_to_probe(snapshot, set(), NOW, TIMING)] == expected
+
+
 def test_many_urgent_probes_leave_room_for_the_others() -> None:
     dead = [f"d{n}" for n in range(80)]
     works = [f"w{n}" for n in range(20)]

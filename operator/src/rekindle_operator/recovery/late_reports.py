@@ -78,7 +78,7 @@ def _probes_by_node(
     snapshot: Snapshot, now: float, timing: Timing, without: Set[str] = frozenset()
 ) -> Mapping[str, _NodeProbes]:
     found: dict[str, list[ProbeResults | None]] = defaultdict(list)
-    for pod in probe_candidates(snapshot, now):
+    for pod in probe_candidates(snapshot, now, timing):
         if pod.node and pod.uid not in without:
             found[pod.node].append(snapshot.pod_probes.get(pod.uid))
     ending: dict[str, list[ProbeResults]] = defaultdict(list)

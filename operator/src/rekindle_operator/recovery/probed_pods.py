@@ -34,8 +34,8 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     """One of each node at intervals; at every tick those that no coordinator reports on, and those
     with an unanswered probe. If that is unanswered for a while, also the others of its node, one
     after another: its container may be what has ended. `busy`: uids that were probed just now."""
-    urgent = nodes_of_late_reports(snapshot, now, timing) | _doubtful_nodes(snapshot, now)
-    candidates = probe_candidates(snapshot, now)
+    urgent = nodes_of_late_reports(snapshot, now, timing) | _doubtful_nodes(snapshot, now, timing)
+    candidates = probe_candidates(snapshot, now, timing)
     chosen = _chosen(candidates, snapshot, now, timing)
     due = [
         pod
@@ -58,8 +58,9 @@ def pods_to_probe(snapshot: Snapshot, busy: Set[str], now: float, timing: Timing
     return [*first[:room], *routine][:_MAX_AT_ONCE]
 
 
-def _doubtful_nodes(snapshot: Snapshot, now: float) -> frozenset[str]:
-    """Those that are NotReady, or whose kubelet does not respond."""
+def _doubtful_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+    """Those that are NotReady, or whose kubelet does not respond; after a minute such a node would
+    be NotReady, if it were not the operator that cannot reach any kubelet."""
     return frozenset(
         node.name
         for node in snapshot.nodes
@@ -67,7 +68,7 @@ def _doubtful_nodes(snapshot: Snapshot, now: float) -> frozenset[str]:
         or (
             (results := snapshot.kubelet_probes.get(node.uid)) is not None
             and results.unanswered_since is not None
-            and now - results.unanswered_since >= _KUBELET_SILENT_S
+            and _KUBELET_SILENT_S <= now - results.unanswered_since < timing.quarantine_s
         )
     )
 
@@ -168,11 +169,11 @@ def _is_proven(pod: PodView, snapshot: Snapshot) -> bool:
     return _was_ready(pod) or (results is not None and results.answered_probe_at is not None)
 
 
-def probe_candidates(snapshot: Snapshot, now: float) -> list[PodView]:
+def probe_candidates(snapshot: Snapshot, now: float, timing: Timing) -> list[PodView]:
     """Those that were ready; and all on nodes that are NotReady, or whose kubelet does not respond:
     Kubernetes marks the pods of the former as not ready, and a kubelet that hangs does not report
     that one has become ready."""
-    doubtful = _doubtful_nodes(snapshot, now)
+    doubtful = _doubtful_nodes(snapshot, now, timing)
     return [
         pod
         for pod in snapshot.pods
