@@ -1,8 +1,8 @@
 """The topologies that are measured, after the paper's setting (section 5). Pure.
 
 Three generated sources, a union, and a window over it in the same task: the union takes the place
-of SUnion, the window that of the join, with a state of 100 groups. For a chain of
-tasks (Fig. 11), tasks of one SQL operator each follow the union.
+of SUnion, the window that of the join, with a state of 100 groups. For a chain of tasks (Fig. 11),
+tasks of one SQL operator each follow the union.
 """
 
 from __future__ import annotations

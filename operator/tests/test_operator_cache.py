@@ -13,6 +13,8 @@ from rekindle.protocol import CheckpointProblemKind
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.dataplane import read_report
+from rekindle_operator.probe import start_due_probes
+from rekindle_operator.settings import Timing
 
 SILENT = IncarnationRef("uid", "seg/0/0", 2)
 
@@ -104,6 +106,17 @@ def test_silence_is_observed_since_the_start_or_the_last_pause(
     assert cluster.snapshot().observing_since == 1000.0
     cluster.reset_timers()
     assert cluster.snapshot().observing_since == 1005.0
+
+
+@pytest.mark.parametrize(("pause_s", "since"), [(1.0, 1000.0), (2.5, 1002.5), (-5.0, 995.0)])
+def test_a_long_pause_of_the_probes_begins_the_observation_anew(
+    cluster: ClusterCache, clock: Clock, pause_s: float, since: float
+) -> None:
+    """Or a clock that was set back."""
+    start_due_probes(cluster, clock.now, Timing())
+    clock.now += pause_s
+    start_due_probes(cluster, clock.now, Timing())
+    assert cluster.snapshot().observing_since == since
 
 
 def test_after_a_cut_silence_of_pods_counts_anew(cluster: ClusterCache) -> None:

@@ -277,8 +277,8 @@ class SimulatedCluster:
     def evict(self, pod: SimulatedPod[Any], by_force: bool = False) -> None:
         """`by_force`: its object is gone before its kubelet has ended it."""
         raw = self.server.objects.find(PODS, pod.name)
-        if raw is not None and by_force:
-            self.server.objects.remove(PODS, raw)
+        if by_force:
+            self.remove_pod(pod.name)
         elif raw is not None and not raw["metadata"].get("deletionTimestamp"):
             self.server.objects.mark_deleted(PODS, raw)
 
@@ -288,6 +288,7 @@ class SimulatedCluster:
         return sorted(r["metadata"]["name"] for r in raws if r["spec"].get("schedulingGates"))
 
     def remove_pod(self, name: str) -> None:
+        """Its object, if there is one."""
         raw = self.server.objects.find(PODS, name)
         if raw is not None:
             self.server.objects.remove(PODS, raw)
