@@ -56,8 +56,9 @@ chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 
 fuzz: tools       ## generated manifests for the API server and the operator: COUNT=2000 SEED=1 FIRST=0
 	@$(PY) -m rekindle_testing.fuzz --count $(or $(COUNT),2000) --seed $(or $(SEED),1) --first $(or $(FIRST),0)
 
-simulate: setup   ## whole topologies in simulated time, with random faults: SEEDS=500 FIRST=0
-	@$(PY) -m rekindle_testing.simulation --seeds $(or $(SEEDS),500) --first $(or $(FIRST),0)
+simulate: setup   ## whole topologies in simulated time, with faults: SEEDS=500 FIRST=0 SCHEDULE="one of the fixed ones"
+	@$(PY) -m rekindle_testing.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
+		$(if $(SCHEDULE),--schedule "$(SCHEDULE)")
 
 mutants: setup    ## bugs that are planted in the product: simulations have to find each; NAME="..." for one
 	@$(PY) -m rekindle_testing.simulation.mutants $(if $(NAME),--names "$(NAME)")

@@ -187,12 +187,21 @@ class SimulatedCluster:
         self._edit(kind, {**known, **fields})
         return lambda: self._edit(kind, known)
 
+    def edit_template(self) -> Callable[[], None]:
+        """Change what new pods are made from. Returns what changes it back."""
+        self._edit_spec(podTemplate={"metadata": {"annotations": {"edited": "true"}}})
+        return lambda: self._edit_spec(podTemplate={})
+
     def _edit(self, kind: str, edited: Spec) -> None:
         (raw,) = self.server.objects.all(TOPOLOGIES)
         items = [edited if i["name"] == edited["name"] else i for i in raw["spec"][kind]]
-        if items != raw["spec"][kind]:
+        self._edit_spec(**{kind: items})
+
+    def _edit_spec(self, **fields: Any) -> None:
+        (raw,) = self.server.objects.all(TOPOLOGIES)
+        spec = {**raw["spec"], **fields}
+        if spec != raw["spec"]:
             generation = {"generation": raw["metadata"]["generation"] + 1}
-            spec = {**raw["spec"], kind: items}
             self.server.objects.change(TOPOLOGIES, raw, spec=spec, metadata=generation)
             self._edited = compiled(TOPOLOGY, spec)
             now = self.scheduler.now

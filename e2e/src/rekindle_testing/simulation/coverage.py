@@ -19,6 +19,7 @@ from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.coordinator.checkpoints import phases as commits
 from rekindle.coordinator.checkpoints.phases import CommitEvent
 from rekindle.coordinator.movement import phases as movements
+from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
 from rekindle.exchange.state_mover import phases as sessions
 from rekindle.exchange.state_mover.phases import DonorEvent, DonorPhase
 from rekindle.protocol import TaskPhase
@@ -92,6 +93,10 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
             for event in sessions.DONOR[DonorPhase.BEHIND]
             if event is not DonorEvent.REACHED
         ],
+    ),
+    (
+        "an order of an earlier process of the coordinator arrives before the next one has started",
+        [("movement", MovementPhase.QUEUED, MovementEvent.STARTED)],
     ),
     (
         "a donor pins its state within 6 s here, and a lease lasts 60 s",

@@ -20,11 +20,11 @@ from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import (
     Fault,
-    Injector,
     draw_faults,
     draw_input_faults,
     draw_wrong_results,
 )
+from rekindle_testing.simulation.injector import Injector
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
     DELETED,
@@ -66,6 +66,7 @@ class Outcome:
 
     seed: int
     faults: Sequence[Fault]
+    variant: Variant
     failure: str | None
     seconds: float
     appended: int
@@ -101,6 +102,7 @@ class Simulation:
             drawn = sorted([*drawn, *wrong], key=lambda fault: fault.at)
         self.seed = seed
         self.faults = drawn if faults is None else faults
+        self.variant = variant
         self.lines: list[str] = []
         self._added_pods: list[Json] = []
         # Slots whose output was STABLE once since the last fault. With a `maxDelay` of one epoch,
@@ -157,6 +159,7 @@ class Simulation:
         return Outcome(
             self.seed,
             self.faults,
+            self.variant,
             failure,
             done_after,
             checks.appended_epochs,
@@ -304,7 +307,7 @@ def shrink(outcome: Outcome) -> Outcome:
     best, index = outcome, 0
     while index < len(best.faults):
         without = [*best.faults[:index], *best.faults[index + 1 :]]
-        tried = simulate(outcome.seed, without)
+        tried = simulate(outcome.seed, without, outcome.variant)
         if tried.failure is not None:
             best = tried
         else:

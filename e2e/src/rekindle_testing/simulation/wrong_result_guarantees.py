@@ -162,9 +162,13 @@ class WrongResultGuarantees:
             if partition_of(pod.slot) == partition and boot not in boots:
                 del self._wrong_boots[boot]
                 self._boot_ended(pod, boot)
+        # The results of a single replica are accepted; one that was wrong may be so again.
+        suspects = [p for p in self._pods_of(partition) if p in (*pods, *self.faulty[partition])]
+        if any(not self._is_replicated(pod.slot) for pod in suspects):
+            self._lose(partition, "by an edit, the second replica")
+            return
         for pod in pods:
-            is_alone = not self._is_replicated(pod.slot)
-            if is_alone or not (self._is_contained(pod) or self._has_right_partner(pod)):
+            if not (self._is_contained(pod) or self._has_right_partner(pod)):
                 self._lose(partition, f"the partner of {pod.slot.key}")
                 return
 
