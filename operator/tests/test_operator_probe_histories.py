@@ -22,7 +22,7 @@ from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.cluster.probes import TICK_S, ProbeState
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
-from rekindle_operator.recovery.losses import assess_nodes
+from rekindle_operator.recovery.losses import LossAssessment, assess_nodes
 from rekindle_operator.recovery.probed_pods import pods_to_probe
 
 _LIVE = {"phase": "Live", "stableEpoch": 5}
@@ -33,7 +33,13 @@ def never(_: float) -> bool:
     return False
 
 
-def lost_nodes(
+def lost_nodes(*of: Any, **more: Any) -> Iterator[tuple[float, set[str]]]:
+    """As `assessments`, but the lost nodes."""
+    for at, found in assessments(*of, **more):
+        yield at, set(found.lost_nodes)
+
+
+def assessments(
     seen_at: Callable[[float], Snapshot],
     is_dead: Callable[[PodView, float], bool],
     kubelet_is_dead: Callable[[str, float], bool],
@@ -42,8 +48,8 @@ def lost_nodes(
     until_s: float = 15.0,
     is_cut_off: Callable[[float], bool] = never,
     response_s: float = 0.0,
-) -> Iterator[tuple[float, set[str]]]:
-    """At each tick from 0 on: the time, and the lost nodes. All times are in seconds from NOW.
+) -> Iterator[tuple[float, LossAssessment]]:
+    """At each tick from 0 on: the time, and what is lost. All times are in seconds from NOW.
     `begin_s`: when the process began to probe; `is_cut_off`: whether it reaches no node but its
     own; `response_s`: how long a response takes."""
     kubelets, pods = ProbeState(detects_own_isolation=True), ProbeState()
@@ -88,7 +94,7 @@ def lost_nodes(
                 state.responded(uid, now)
                 state.ended(uid, now)
         if at >= 0:
-            yield at, set(assess_nodes(seen(), now, TIMING).lost_nodes)
+            yield at, assess_nodes(seen(), now, TIMING)
 
 
 def first_loss(found: Iterator[tuple[float, set[str]]], name: str) -> float | None:
@@ -286,6 +292,69 @@ def test_a_task_that_starts_does_not_keep_a_dead_node(starts: bool, has_fresh_re
     at = first_loss(found, "a")
     assert at is not None
     assert at < 4
+
+
+@pytest.mark.parametrize("calls_it_silent", [False, True])
+@pytest.mark.parametrize("works", [False, True])
+def test_what_only_one_topology_says_of_a_node_concerns_only_its_pods(
+    works: bool, calls_it_silent: bool
+) -> None:
+    """Kubernetes calls node a NotReady after 5 s. The coordinator of e says until 30 s that its
+    task there responds, or that it has been silent for a moment, each time. The operator reaches
+    nothing there; if the node works, it reaches no other one either."""
+    of_v, of_e = task("va", "a", 0, "v"), task("ea", "a", 0, "e")
+    elsewhere = [task(f"v{n}", n, i, "v") for i, n in enumerate("bc", 1)]
+    healthy = replace(world({}, {}), pods=(of_v, of_e, *elsewhere))
+
+    def seen_at(at: float) -> Snapshot:
+        is_silent = at >= 1.75
+        suspected = {"suspected": True, "silentSeconds": 0.5}
+        of_a = _LIVE | (suspected if is_silent and calls_it_silent else {})
+        reports = {"v": {p.name: _LIVE for p in elsewhere}, "e": {"ea": of_a}}
+        return replace(
+            with_topologies(healthy, reports),
+            nodes=tuple(replace(n, ready=n.name != "a" or at < 5) for n in healthy.nodes),
+            report_times={"v": NOW + at, "e": NOW + at},
+            suspects_silent_since={of_e.ref: NOW + at} if "suspected" in of_a else {},
+        )
+
+    def is_dead(probed: PodView, at: float) -> bool:
+        return at >= 0 and (works or probed.node == "a")
+
+    found = assessments(
+        seen_at, is_dead, lambda name, at: at >= 0 and (works or name == "a"), until_s=30
+    )
+    results = [(at, assessment) for at, assessment in found]
+    lost_at = [at for at, assessment in results if assessment.is_on_lost_node(of_v)]
+    assert not any(assessment.is_on_lost_node(of_e) for _, assessment in results)
+    if works:
+        assert lost_at == []
+    else:
+        assert 6 <= lost_at[0] <= 7
+
+
+@pytest.mark.parametrize("topologies", [1, 48])
+def test_pods_of_a_tenant_that_end_together_do_not_hide_a_task_that_works(topologies: int) -> None:
+    """Node a is NotReady, with a kubelet that hangs, and no coordinator reports any more."""
+    of_e = [
+        replace(task(f"e{i}", "a", i, f"e{i % topologies}"), namespace="evil") for i in range(48)
+    ]
+    works = task("works", "a", 0)
+    others = [task(f"p{n}", n, i) for i, n in enumerate("bc", 1)]
+    healthy = replace(world({}, {}), pods=(*of_e, works, *others))
+    reports: dict[str, dict[str, Any]] = {f"e{i}": {} for i in range(topologies)}
+    snapshot = with_topologies(healthy, reports | {"t": {}})
+    snapshot = replace(
+        snapshot,
+        nodes=tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes),
+        report_times=dict.fromkeys([*reports, "t"], NOW - 20),
+    )
+    found = lost_nodes(
+        lambda at: snapshot,
+        lambda p, at: p in of_e and at >= 0,
+        lambda name, at: name == "a" and at >= -20,
+    )
+    assert first_loss(found, "a") is None
 
 
 @pytest.mark.parametrize("hangs_at", [-20.0, -4.0])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from math import inf
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ import pytest
 from rekindle import names
 from rekindle_operator.watchdog.__main__ import Settings, Watchdog
 from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_responds, pod_responds
-from rekindle_operator.watchdog.core import Observation, OperatorPod, WatchdogTiming
+from rekindle_operator.watchdog.core import Observation, OperatorPod, OtherHosts, WatchdogTiming
 
 TIMING = WatchdogTiming()
+HEARS = OtherHosts({"10.0.0.9"}, {"10.0.0.9": inf})
+HEARS_NOBODY = OtherHosts({"10.0.0.9"}, {})
 
 
 def pod(name: str = "a", accepted: bool = True, node: str = "node") -> OperatorPod:
@@ -39,11 +42,31 @@ def watched(one: OperatorPod, responses: list[bool | None], every_s: float = 1.0
         at = number * every_s
         probed = {} if response is None else {one.uid: response}
         observation = observation.with_responses([one], probed, at)
-    return observation.lost([one], at, TIMING, probes_work=True)
+    return observation.lost([one], at, TIMING, HEARS)
 
 
 def test_a_pod_on_a_silent_node_is_lost() -> None:
     assert watched(pod(), [False, False, False]) == ["uid of a"]
+
+
+@pytest.mark.parametrize(
+    ("others", "is_lost"),
+    [
+        (OtherHosts({"10.0.0.9"}, {"10.0.0.9": 0.0}), True),
+        (OtherHosts({"10.0.0.9"}, {"10.0.0.9": -1.0}), False),  # it may be cut off since then
+        (OtherHosts({"127.0.0.1", "10.0.0.9"}, {"127.0.0.1": 0.0}), False),
+        (OtherHosts({"127.0.0.1"}, {"127.0.0.1": -1.0}), True),  # no other one could respond
+        (OtherHosts({"127.0.0.1"}, {}), False),
+    ],
+)
+def test_silence_counts_if_another_node_responds_meanwhile(
+    others: OtherHosts, is_lost: bool
+) -> None:
+    observation = Observation()
+    for second in range(4):
+        observation = observation.with_responses([pod()], {pod().uid: False}, float(second))
+    assert bool(observation.lost([pod()], 3.0, TIMING, others)) == is_lost
+    assert observation.lost([pod()], 180.0, TIMING, others) == [pod().uid]
 
 
 def test_silence_must_last() -> None:
@@ -70,7 +93,7 @@ def test_the_time_in_which_a_pod_waited_for_a_node_does_not_count() -> None:
         observation = observation.with_responses([waiting], {}, float(second))
     for second in range(60, 70):
         observation = observation.with_responses([bound], {}, float(second))
-        found = observation.lost([bound], float(second), TIMING, probes_work=True)
+        found = observation.lost([bound], float(second), TIMING, HEARS)
         assert bool(found) == (second >= 60 + TIMING.accept_s)
 
 
@@ -79,7 +102,7 @@ def test_the_timeout_grows_with_each_pod_not_accepted() -> None:
     observation = Observation().with_deleted(pod(accepted=False)).with_deleted(pod(accepted=False))
     for second in range(12):
         observation = observation.with_responses([one], {}, float(second))
-        found = observation.lost([one], float(second), TIMING, probes_work=True)
+        found = observation.lost([one], float(second), TIMING, HEARS)
         assert bool(found) == (second >= TIMING.accept_s * 1.5**2)
 
 
@@ -87,7 +110,7 @@ def test_a_silence_begins_anew_after_a_time_without_probes() -> None:
     """Pods could not be listed meanwhile."""
     observation = Observation().with_responses([pod()], {pod().uid: False}, 3.0)
     observation = observation.with_responses([pod()], {pod().uid: False}, 64.0)
-    assert observation.lost([pod()], 64.0, TIMING, probes_work=True) == []
+    assert observation.lost([pod()], 64.0, TIMING, HEARS) == []
 
 
 def test_a_silence_goes_on_over_a_round_that_failed() -> None:
@@ -96,7 +119,7 @@ def test_a_silence_goes_on_over_a_round_that_failed() -> None:
     for _ in range(10):
         observation = observation.with_responses([pod()], {pod().uid: False}, now)
         now += 2 * (TIMING.longest_poll_s + 2)
-    assert observation.lost([pod()], now, TIMING, probes_work=False) == [pod().uid]
+    assert observation.lost([pod()], now, TIMING, HEARS_NOBODY) == [pod().uid]
 
 
 def test_checks_become_less_frequent_also_while_pods_cannot_be_listed() -> None:
@@ -341,6 +364,26 @@ def test_silence_counts_if_a_kubelet_has_responded_before(api: FakeApiServer, cl
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
     api.renewed = False
     run_until(watchdog, clock, lambda: api.deleted)
+
+
+def test_a_starting_operator_is_kept_if_probes_work_no_longer(
+    api: FakeApiServer, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A policy blocks them since some time, or this node is cut off from the others."""
+    api.add_pod("watchdog", "127.0.0.1", "", release="")
+    watchdog = make_watchdog(
+        api,
+        clock,
+        pod_port=free_port(),
+        kubelet_port=api.server.server_port,
+        timing=replace(QUICK, unproven_silent_s=60.0),
+    )
+    watchdog.step()
+    monkeypatch.setattr("rekindle_operator.watchdog.__main__.kubelet_responds", lambda *_: False)
+    api.add_pod("starts", "127.0.0.2", "127.0.0.2")
+    api.renewed = False
+    run_for(watchdog, clock, 1.5)
+    assert api.deleted == []
 
 
 def test_kubelets_of_other_watchdogs_are_probed_at_once(api: FakeApiServer, clock: Clock) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
+from rekindle_operator.cluster.model import Endpoint, NodeView, PodView, without_forged
 from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.probed_pods import pods_to_probe
@@ -89,8 +89,9 @@ class HealthProber:
 def start_due_probes(
     cluster: ClusterCache, now: float, timing: Timing
 ) -> tuple[list[PodView], list[NodeView]]:
-    """The pods and kubelets to probe now; they are recorded as sent."""
-    snapshot = cluster.snapshot()
+    """The pods and kubelets to probe now; they are recorded as sent. Forged pods are not probed, as
+    their responses do not count."""
+    snapshot = without_forged(cluster.snapshot())
     for probes in (cluster.pod_probes, cluster.kubelet_probes):
         if probes.reset_after_pause(now):
             cluster.observe_anew()

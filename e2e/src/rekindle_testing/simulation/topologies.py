@@ -9,6 +9,7 @@ from typing import Any
 
 Spec = dict[str, Any]
 
+EPOCH_S = 1.0
 CHECKPOINT_INTERVAL_EPOCHS = 4
 
 
@@ -29,7 +30,7 @@ def _query(name: str, priority: int) -> Spec:
 
 def _spec(sources: Sequence[Spec], operators: Sequence[Spec], queries: Sequence[Spec]) -> Spec:
     return {
-        "epochInterval": "1s",
+        "epochInterval": f"{EPOCH_S:g}s",
         "checkpoint": {
             "interval": f"{CHECKPOINT_INTERVAL_EPOCHS}s",
             "store": "s3://bucket/checkpoints",
@@ -108,7 +109,7 @@ def draw_variant(random: Random, topology: Spec) -> Variant:
         return Variant(topology)
     return Variant(
         random.choice(WITH_TENTATIVE_RESULTS),
-        random.choice((1.0, 2.0, 4.0)),
+        random.choice((EPOCH_S, 2.0, 4.0)),
         random.choice(("Process", "Delay")),
         random.choice(("Process", "Delay", "Suspend")),
         random.choice((4, 16, 1024)),

@@ -23,7 +23,8 @@ class Evidence:
     with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
     fresh, and says whether it responds. `starting_pods`: uids of tasks that have not responded yet
     according to a fresh report; `silent_pods`: of those that are silent; `briefly_silent_nodes`:
-    with one of these that has not been silent for long enough to be lost with its node."""
+    with one of these that has not been silent for long enough to be lost with its node.
+    `vouched_for`: which topology says that one of `alive_nodes` or `briefly_silent_nodes` is so."""
 
     freshly_reported: frozenset[str]
     responding_topologies: frozenset[str]
@@ -32,6 +33,7 @@ class Evidence:
     starting_pods: frozenset[str]
     silent_pods: frozenset[str]
     briefly_silent_nodes: frozenset[str]
+    vouched_for: frozenset[tuple[str, str]]  # uid of a topology, and a node
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
 
     def silence_s(self, pod: PodView) -> float:
@@ -75,6 +77,10 @@ def collect_evidence(
         and (p.owner_uid, p.incarnation) in reporting_coordinators
         and p.name == coordinator_pod_name(p.topology or "", p.incarnation)
     ]
+    briefly_silent = [
+        p for p in silent if _silence_before_resets_s(p, snapshot) < timing.node_silent_s
+    ]
+    vouching = (*responding, *reporters, *briefly_silent)
     silences = {p.ref: silence_as_of_report_s(p, snapshot) for p in reported}
     return Evidence(
         freshly_reported=fresh,
@@ -83,11 +89,8 @@ def collect_evidence(
         reported_nodes=frozenset(p.node for p in reported if p.node),
         starting_pods=frozenset(p.uid for p in running) - {p.uid for p in (*silent, *responding)},
         silent_pods=frozenset(p.uid for p in silent),
-        briefly_silent_nodes=frozenset(
-            p.node
-            for p in silent
-            if p.node and _silence_before_resets_s(p, snapshot) < timing.node_silent_s
-        ),
+        briefly_silent_nodes=frozenset(p.node for p in briefly_silent if p.node),
+        vouched_for=frozenset((p.owner_uid, p.node) for p in vouching if p.owner_uid and p.node),
         silences=silences,
     )
 

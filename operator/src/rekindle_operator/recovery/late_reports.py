@@ -110,6 +110,21 @@ def silent_by_own_probes(
     )
 
 
+def nodes_silent_for_long(
+    snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
+) -> frozenset[str]:
+    """Nodes whose kubelet and whose pods have not responded for 6 s, in which another node has."""
+    elsewhere, slow_s = _AnswersElsewhere(snapshot, now, timing), _SLOW_FACTOR * timing.pod_silent_s
+    return frozenset(
+        node
+        for node, probes in _probes_by_node(snapshot, now, timing).items()
+        if node in silent_kubelets
+        and probes.is_silent(elsewhere.newest_at(node), now, timing)
+        and probes.silent_since is not None
+        and elsewhere.newest_at(node) - probes.silent_since >= slow_s
+    )
+
+
 def nodes_with_responding_pods(
     snapshot: Snapshot, now: float, timing: Timing, without: Set[str] = frozenset()
 ) -> frozenset[str]:

@@ -86,6 +86,9 @@ class LossAssessment:
     unresponsive_nodes: frozenset[str] = frozenset()
     freshly_reported: frozenset[str] = frozenset()  # uids of topologies with a fresh report
     why_not_lost: str = ""
+    # uid of a topology, and a lost node of which only its report says that it works: its own pods
+    # there are not lost.
+    vouched_for: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def excluded_nodes(self) -> frozenset[str]:
@@ -93,7 +96,9 @@ class LossAssessment:
         return self.unresponsive_nodes | self.lost_nodes.keys()
 
     def is_on_lost_node(self, pod: PodView) -> bool:
-        return pod.node is not None and pod.node in self.lost_nodes
+        if pod.node is None or pod.node not in self.lost_nodes:
+            return False
+        return (pod.owner_uid, pod.node) not in self.vouched_for
 
     def is_unreachable_by_coordinator(self, pod: PodView) -> bool:
         """None of the topology's tasks there responds to the coordinator."""
@@ -168,6 +173,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         unresponsive_nodes=unresponsive_nodes,
         freshly_reported=evidence.freshly_reported,
         why_not_lost=unready.why_not_lost,
+        vouched_for=frozenset(v for v in evidence.vouched_for if v[1] in unready.doubted),
     )
 
 

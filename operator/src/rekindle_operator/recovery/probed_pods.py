@@ -153,14 +153,15 @@ def _responded_last(pods: Iterable[PodView], snapshot: Snapshot) -> list[PodView
 
 
 def _probed_longest_ago(pods: Sequence[PodView], snapshot: Snapshot, number: int) -> list[PodView]:
-    """Of the owner of which none was probed for longest first: no tenant hides another one's."""
+    """Of the namespace of which none was probed for longest first: no tenant hides another one's,
+    with however many topologies. Pods without one, which anybody may create, share a turn."""
     topologies = {topology.uid for topology in snapshot.topologies}
-    owners = {p.uid: p.owner_uid if p.owner_uid in topologies else None for p in pods}
-    of_owner: dict[str | None, float] = {}
+    tenants = {p.uid: p.namespace if p.owner_uid in topologies else None for p in pods}
+    newest: dict[str | None, float] = {}
     for pod in pods:
-        owner = owners[pod.uid]
-        of_owner[owner] = max(of_owner.get(owner, 0.0), _probed_at(pod, snapshot))
-    return nsmallest(number, pods, key=lambda p: (of_owner[owners[p.uid]], _probed_at(p, snapshot)))
+        tenant = tenants[pod.uid]
+        newest[tenant] = max(newest.get(tenant, 0.0), _probed_at(pod, snapshot))
+    return nsmallest(number, pods, key=lambda p: (newest[tenants[p.uid]], _probed_at(p, snapshot)))
 
 
 def _is_proven(pod: PodView, snapshot: Snapshot) -> bool:

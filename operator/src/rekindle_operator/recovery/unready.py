@@ -4,6 +4,8 @@ NotReady means that the kubelet does not reach the API server. That is one signa
 respond to their coordinator, or a kubelet that responds to the operator, prove that the node works;
 so does a pod that responds to the operator, unless a fresh report calls that one silent.
 A silence of a moment proves nothing: the network may have lost a few packets.
+A coordinator belongs to a tenant. What it alone claims, while neither the kubelet nor any pod of
+the node has responded to the operator for long, keeps the pods of its own topology only.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
@@ -22,6 +24,7 @@ from rekindle_operator.recovery.evidence import Evidence
 from rekindle_operator.recovery.kubelets import find_silent_kubelets, responds_now
 from rekindle_operator.recovery.late_reports import (
     nodes_not_silent_to_probes,
+    nodes_silent_for_long,
     nodes_with_responding_pods,
 )
 from rekindle_operator.settings import Timing
@@ -31,11 +34,12 @@ _MAX_NAMED = 3  # nodes in a message
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """`lost`: names of nodes. `why_not_lost`: why other NotReady nodes do not count as lost; empty
-    if that needs no explanation."""
+    """`lost`: names of nodes; `doubted`: of those that only a report says to work. `why_not_lost`:
+    why other NotReady nodes do not count as lost; empty if that needs no explanation."""
 
     lost: frozenset[str]
     why_not_lost: str = ""
+    doubted: frozenset[str] = frozenset()
 
 
 def assess_unready(
@@ -61,7 +65,10 @@ def assess_unready(
     silent_pods = evidence.silent_pods
     responding = nodes_with_responding_pods(snapshot, now, timing, without=silent_pods)
     not_silent = nodes_not_silent_to_probes(snapshot, now, timing, without=silent_pods)
-    may_work = reported_alive | responding | not_silent
+    doubted = frozenset[str]()
+    if not most_unready and reported_alive:
+        doubted = nodes_silent_for_long(snapshot, silent, now, timing) & reported_alive
+    may_work = reported_alive - doubted | responding | not_silent
 
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)
@@ -82,7 +89,7 @@ def assess_unready(
     if most_unready and unknown:
         reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
         return Unready(lost, f"{count}; {reason} ({_first_names(unknown)})")
-    return Unready(lost)
+    return Unready(lost, doubted=doubted & lost)
 
 
 def _first_names(nodes: Sequence[NodeView]) -> str:

@@ -23,13 +23,14 @@ from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_respo
 from rekindle_operator.watchdog.core import (
     Observation,
     OperatorPod,
+    OtherHosts,
     WatchdogTiming,
     read_pod,
     with_reused_host_ips,
 )
 
 _PROBE_TIMEOUT_S = 1.0
-_MAX_EXTRA_HOSTS = 8  # that are probed to find out whether probes work at all
+_MAX_EXTRA_HOSTS = 8  # that are probed to find out whether any other node responds
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class Watchdog:
         self._delete_after_s = timing.delete_after_s + random.uniform(0, timing.jitter_s)
         self._observation = Observation()
         self._api_unreachable = False
-        self._probes_work = False  # a kubelet of another node has responded
+        self._answered_at: dict[str, float] = {}  # of kubelets of other nodes; see `OtherHosts`
         self._routine_probe_at: float | None = None
 
     def run(self) -> None:
@@ -92,7 +93,7 @@ class Watchdog:
             self._read_lease()
             if self._lease.unchanged_s >= timing.probe_after_s:
                 self._check_pods()
-            elif not self._probes_work:
+            elif not self._answered_at:
                 self._probe_routinely()
         except (OSError, http.client.HTTPException) as error:
             if not self._api_unreachable:
@@ -131,7 +132,7 @@ class Watchdog:
         if last is None or now - last >= pause_s:
             self._routine_probe_at = now
             if (listed := self._list_pods()) is not None:
-                self._probe(*listed)
+                self._probe(*listed, now)
 
     def _check_pods(self) -> None:
         listed = self._list_pods()
@@ -140,13 +141,14 @@ class Watchdog:
             return
         pods, hosts = listed
         probed_at = self._clock()
-        responses = self._probe(pods, hosts)
+        responses = self._probe(pods, hosts, probed_at)
         self._observation = self._observation.with_responses(pods, responses, probed_at)
         if self._lease.unchanged_s < self._delete_after_s:
             return
         by_uid = {pod.uid: pod for pod in pods}
         now, timing = self._clock(), self._settings.timing
-        for uid in self._observation.lost(pods, now, timing, probes_work=self._probes_work):
+        others = OtherHosts(hosts, self._answered_at)
+        for uid in self._observation.lost(pods, now, timing, others):
             self._delete(by_uid[uid])
 
     def _list_pods(self) -> tuple[list[OperatorPod], set[str]] | None:
@@ -167,23 +169,24 @@ class Watchdog:
         operator_pods = [pod for pod, match in zip(pods, matches, strict=True) if match]
         return operator_pods, hosts - {"", settings.own_host}
 
-    def _probe(self, pods: list[OperatorPod], hosts: set[str]) -> dict[str, bool]:
-        """Probe in parallel, since probes of lost nodes last until their timeout. Until a kubelet
-        of another node has responded, some of `hosts` are probed too."""
+    def _probe(self, pods: list[OperatorPod], hosts: set[str], now: float) -> dict[str, bool]:
+        """Probe in parallel, since probes of lost nodes last until their timeout; also some of
+        `hosts`."""
         responses = {pod.uid: False for pod in pods if pod.host_ip}
 
         def probe_kubelet(pod: OperatorPod) -> None:
-            if kubelet_responds(pod.host_ip, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
+            if probe_host(pod.host_ip):
                 responses[pod.uid] = True
-                self._probes_work |= pod.host_ip != self._settings.own_host
 
         def probe_pod(pod: OperatorPod) -> None:
             if pod.pod_ip and pod_responds(pod.pod_ip, self._settings.pod_port, _PROBE_TIMEOUT_S):
                 responses[pod.uid] = True
 
-        def probe_host(host: str) -> None:
-            if kubelet_responds(host, self._settings.kubelet_port, _PROBE_TIMEOUT_S):
-                self._probes_work = True
+        def probe_host(host: str) -> bool:
+            responds = kubelet_responds(host, self._settings.kubelet_port, _PROBE_TIMEOUT_S)
+            if responds and host != self._settings.own_host:
+                self._answered_at[host] = now
+            return responds
 
         threads = [
             threading.Thread(target=probe, args=(pod,), daemon=True)
@@ -191,9 +194,8 @@ class Watchdog:
             for probe in (probe_kubelet, probe_pod)
             if pod.uid in responses and not pod.host_ip_reused
         ]
-        if not self._probes_work:
-            chosen = random.sample(sorted(hosts), min(len(hosts), _MAX_EXTRA_HOSTS))
-            threads += [threading.Thread(target=probe_host, args=(h,), daemon=True) for h in chosen]
+        chosen = random.sample(sorted(hosts), min(len(hosts), _MAX_EXTRA_HOSTS))
+        threads += [threading.Thread(target=probe_host, args=(h,), daemon=True) for h in chosen]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -9,8 +9,9 @@ Design: docs/decisions/0030.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 
@@ -23,7 +24,7 @@ class WatchdogTiming:
     delete_after_s: float = 5.0  # a running replica takes the Lease after 2.5 s
     silent_s: float = 2.0  # neither kubelet nor pod responds
     unproven_silent_s: float = (
-        180.0  # the same if no kubelet ever responded; longer than an operator's start
+        180.0  # the same if no other kubelet responds; longer than an operator's start
     )
     idle_probe_interval_s: float = (
         300.0  # between two probes while the Lease is renewed, if none got a response yet
@@ -69,6 +70,24 @@ class PodHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherHosts:
+    """Addresses of all other nodes. `answered_at`: of those whose kubelets have responded at some
+    time, when the newest probe with a response was sent."""
+
+    addresses: Set[str]
+    answered_at: Mapping[str, float]
+
+    def respond(self, besides: str, since: float) -> bool:
+        """Whether one of them has responded to a probe that was sent since then: otherwise it may
+        be this process that reaches none, or a policy that blocks probes. If there is no node
+        besides that one, whether any has ever responded."""
+        others = self.addresses - {besides}
+        if not others:
+            return bool(self.answered_at)
+        return any(self.answered_at.get(host, -inf) >= since for host in others)
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What this watchdog has seen since the last renewal of the Lease. Histories by pod uid."""
 
@@ -109,17 +128,15 @@ class Observation:
         return min(grown_s, timing.longest_poll_s)
 
     def lost(
-        self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming, *, probes_work: bool
+        self, pods: Iterable[OperatorPod], now: float, timing: WatchdogTiming, others: OtherHosts
     ) -> list[str]:
-        """uids of the pods to delete. `probes_work`: a kubelet of another node has responded at
-        some time. Otherwise a network policy may block probes, and a starting pod looks like a lost
-        node, so silence must last longer."""
-        silent_s = timing.silent_s if probes_work else timing.unproven_silent_s
+        """uids of the pods to delete. If no other kubelet responds, a pod that starts looks like a
+        lost node, so silence must last longer."""
         bound = (p for p in pods if not p.ended and p.node)
-        return [p.uid for p in bound if self._is_lost(p, now, timing, silent_s)]
+        return [p.uid for p in bound if self._is_lost(p, now, timing, others)]
 
     def _is_lost(
-        self, pod: OperatorPod, now: float, timing: WatchdogTiming, silent_s: float
+        self, pod: OperatorPod, now: float, timing: WatchdogTiming, others: OtherHosts
     ) -> bool:
         history = self.histories.get(pod.uid)
         if history is None or history.bound_since is None:
@@ -128,11 +145,11 @@ class Observation:
             # The scheduler may choose a lost node for as long as it is reported Ready.
             timeout_s = timing.accept_s * _ACCEPT_GROWTH**self.never_accepted
             return now - history.bound_since >= min(timeout_s, timing.longest_accept_s)
-        return (
-            history.silent_since is not None
-            and history.unanswered >= _MIN_PROBES
-            and now - history.silent_since >= silent_s
-        )
+        since = history.silent_since
+        if since is None or history.unanswered < _MIN_PROBES:
+            return False
+        is_proven = others.respond(besides=pod.host_ip, since=since)
+        return now - since >= (timing.silent_s if is_proven else timing.unproven_silent_s)
 
     def with_deleted(self, pod: OperatorPod) -> Observation:
         return replace(self, never_accepted=self.never_accepted + (not pod.accepted))
