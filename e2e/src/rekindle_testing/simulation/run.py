@@ -116,10 +116,9 @@ class Simulation:
         self.scheduler = Scheduler(seed)
         has_wrong_clocks = Random(f"skew {seed}").random() < _WRONG_CLOCKS
         # With wrong clocks, tasks would not settle within the time of a simulation.
-        # With a `maxDelay` of one epoch, an epoch that is merely late is tentative; corrections that
-        # wait for one another may take some seconds.
-        self._is_often_tentative = variant.max_delay_s == EPOCH_S
         self._rebalances = not has_wrong_clocks and Random(f"moves {seed}").random() < _REBALANCED
+        # An epoch that is merely late is tentative; and corrections wait for one another.
+        self._is_often_tentative = variant.max_delay_s == EPOCH_S
         spec = variant.spec | ({"recovery": {"rebalance": True}} if self._rebalances else {})
         self.cluster = SimulatedCluster(
             self.scheduler,
