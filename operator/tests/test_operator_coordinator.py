@@ -12,6 +12,8 @@ from model_cluster import ModelCluster
 from model_objects import rfc3339
 
 from rekindle import names
+from rekindle_operator.cluster.model import IncarnationRef
+from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
@@ -63,6 +65,37 @@ def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
     affinity = running.raw_pods["flights-coordinator-2"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["preferredDuringSchedulingIgnoredDuringExecution"]
     assert term["preference"]["matchFields"][0]["values"] == [bad]
+
+
+@pytest.mark.parametrize("may_exist", [False, True])
+def test_a_coordinator_that_may_exist_gets_another_incarnation(
+    running: ModelCluster, may_exist: bool
+) -> None:
+    """Its creation was refused, or had no response: then it may have run, and have ended."""
+    del running.raw_pods["flights-coordinator-1"]
+    uid = running.topologies["flights"].uid
+    ref = IncarnationRef(uid, names.COORDINATOR_KEY, 2)
+    status = running.status("flights")
+    status["slots"] = [
+        {**s, "incarnation": 2} if s["slot"] == names.COORDINATOR_KEY else s
+        for s in status["slots"]
+    ]
+    running.write_status("flights", status)
+    running.uncreated_pods = UncreatedPods({}).with_failed_create(
+        ref, "no response", running.now, None, may_exist=may_exist
+    )
+    pass_time(running, 10)
+    created = [name for name in running.raw_pods if "coordinator" in name]
+    assert created == [f"flights-coordinator-{3 if may_exist else 2}"]
+
+
+def test_failures_without_a_response_count_together() -> None:
+    first, second = (IncarnationRef("u", names.COORDINATOR_KEY, number) for number in (2, 3))
+    pods = UncreatedPods({}).with_create_attempt(first, 0.0, None)
+    pods = pods.with_failed_create(first, "no response", 0.0, None, may_exist=True)
+    pods = pods.with_create_attempt(second, 1.0, None)
+    pods = pods.with_failed_create(second, "no response", 1.0, None, may_exist=True)
+    assert [(ref, x.refusals) for ref, x in pods.by_ref.items()] == [(second, 2)]
 
 
 def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster) -> None:

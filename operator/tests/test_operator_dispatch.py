@@ -197,7 +197,7 @@ class QuotaDoer(Doer):
         if scheduled.key.startswith("then"):
             wait_for("the refusal", lambda: "hang" in self.done)
         super().__call__(scheduled)
-        return Outcome.POD_NOT_CREATED if scheduled.key.startswith("hang") else Outcome.DONE
+        return Outcome.POD_REFUSED if scheduled.key.startswith("hang") else Outcome.DONE
 
 
 def test_a_late_refusal_is_not_retried_after_its_pass(doer: Doer) -> None:

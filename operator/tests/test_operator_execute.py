@@ -9,8 +9,10 @@ from typing import Any, get_args
 
 import pytest
 from kubernetes import client
+from test_operator_late_reports import pod
 
 from rekindle.names import COORDINATOR_KEY
+from rekindle.topology.model import Slot
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import IncarnationRef
@@ -127,8 +129,21 @@ def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
 
 def test_a_create_of_unknown_outcome_reuses_its_incarnation() -> None:
     api = Refusing(status=500, message="etcd is unavailable")
-    assert run(api).snapshot().uncreated_pods[REF].message == "etcd is unavailable"
-    assert "DELETE old" in api.calls
+    uncreated = run(api).snapshot().uncreated_pods[REF]
+    assert (uncreated.message, uncreated.may_exist) == ("etcd is unavailable", True)
+    assert api.calls == ["POST pods", "DELETE old"]  # the next pass decides
+
+
+def test_an_incarnation_whose_pod_was_seen_is_not_used_again() -> None:
+    """The pod was created and has ended, before the request ended without a response."""
+    cluster = ClusterCache(Refusing(), None, lambda: 1000.0)
+    cluster.remember_create_attempt(REF, 990.0)
+    seen = replace(pod("new", "node"), owner_uid=REF.topology_uid, slot=Slot("seg", 0, 0))
+    cluster.pods._views = {("default", "new"): replace(seen, incarnation=REF.incarnation)}
+    cluster.snapshot()
+    cluster.pods._views = {}
+    cluster.remember_failed_create(REF, "timed out", 990.0, may_exist=True)
+    assert not cluster.snapshot().uncreated_pods
 
 
 def test_a_failed_status_write_reuses_its_incarnations() -> None:

@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 class Outcome(Enum):
     DONE = auto()
     FAILED = auto()  # retried after its back-off
-    POD_NOT_CREATED = (
-        auto()
-    )  # its back-off is that of the uncreated pod; retried once after `CLEAN_UP`
+    # The back-off of these is that of the uncreated pod.
+    POD_REFUSED = auto()  # retried once after `CLEAN_UP`
+    POD_MAY_EXIST = auto()  # no response: the next pass decides
 
 
 @dataclass(slots=True)
@@ -240,8 +240,11 @@ class Dispatcher:
                     wait_s = self._retries.failed(action.key, self._clock())
                     logger.warning("retrying %s in %.1f s", action.key, wait_s)
                     self._drop_dependents(action.key)
-                case Outcome.POD_NOT_CREATED:
+                case Outcome.POD_REFUSED:
+                    self._drop_dependents(action.key)
                     self._retry_after_clean_up(action)
+                case Outcome.POD_MAY_EXIST:
+                    self._drop_dependents(action.key)
                 case None:
                     self._skip(action)
                     self._end_pass()
@@ -251,7 +254,6 @@ class Dispatcher:
     def _retry_after_clean_up(self, action: ScheduledAction) -> None:
         """A quota may count pods that this pass deletes. A call that hung may be of an earlier
         pass: it is retried only if this pass has decided the same."""
-        self._drop_dependents(action.key)
         decided = self._decided.get(action.key)
         if decided is None or not self._cleans_up or action.order is not ActionOrder.PLACE_PODS:
             return

@@ -124,10 +124,11 @@ class Executor:
                 self._cluster.action_failed(scheduled.topology_key, scheduled.key, _describe(error))
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
+            refused = _is_refusal(error)
             self._cluster.remember_failed_create(
-                action.ref, _message(error), action.predecessor_lost_at
+                action.ref, _message(error), action.predecessor_lost_at, may_exist=not refused
             )
-            return Outcome.POD_NOT_CREATED
+            return Outcome.POD_REFUSED if refused else Outcome.POD_MAY_EXIST
         ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
         self._cluster.action_succeeded(scheduled.key)
         return Outcome.DONE

@@ -310,6 +310,12 @@ class SimulatedCluster:
             self.checks.wrong_result_checks = WrongResultChecks(self, log)
             self.checks.wrong_result_checks.watch()
 
+    def end_wrong_results(self) -> None:
+        """Those that have not begun do not come any more."""
+        for pod in self.pods.values():
+            if pod.wrong_result is not None and not pod.wrong_result.has_begun:
+                pod.wrong_result = None
+
     # --- pods -----------------------------------------------------------------------
 
     @property

@@ -181,6 +181,7 @@ class Simulation:
         """What fails in the end, and how long it took until all was done."""
         self.scheduler.run_until(Injector.ends_at(self.faults))
         self._log("nothing fails any more")
+        self.cluster.end_wrong_results()
         healed_at = self.scheduler.now
         self._was_stable.clear()
         end_at = healed_at + (_DONE_WITH_MOVES_WITHIN_S if self._rebalances else _DONE_WITHIN_S)

@@ -281,12 +281,19 @@ class ClusterCache:
         self.request_pass()
 
     def remember_failed_create(
-        self, ref: IncarnationRef, message: str, predecessor_lost_at: float | None
+        self,
+        ref: IncarnationRef,
+        message: str,
+        predecessor_lost_at: float | None,
+        *,
+        may_exist: bool,
     ) -> None:
+        """After `remember_create_attempt`. Not if its pod was seen since then."""
         with self._lock:
-            self._uncreated_pods = self._uncreated_pods.with_failed_create(
-                ref, message, self._clock(), predecessor_lost_at
-            )
+            if ref in self._uncreated_pods.by_ref:
+                self._uncreated_pods = self._uncreated_pods.with_failed_create(
+                    ref, message, self._clock(), predecessor_lost_at, may_exist=may_exist
+                )
 
     def remember_unsuitable(
         self, shape: str, node: str, node_uid: str, pod_uid: str, cause: Cause

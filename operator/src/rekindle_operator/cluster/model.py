@@ -211,6 +211,9 @@ class IncarnationRef:
     slot: str
     incarnation: int
 
+    def is_same_slot(self, other: IncarnationRef) -> bool:
+        return (self.topology_uid, self.slot) == (other.topology_uid, other.slot)
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeResults:
@@ -241,12 +244,14 @@ class DryRunResult:
 @dataclass(frozen=True, slots=True)
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
-    `refusals` is 0 while there is no response to the first request."""
+    `refusals` is 0 while there is no response to the first request. `may_exist`: the newest request
+    has ended without one, so the pod may have been created, and have ended since then."""
 
     message: str
     refusals: int
     retry_at: float
     predecessor_lost_at: float | None  # when the pod that it was to replace was lost
+    may_exist: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
 """Pods that the API server refused to create (a quota, a policy), or may not have created. Pure.
 
-The incarnation that was reserved for such a pod is used again for the next try. That is safe: pod
-names are unique, so if the pod was created after all, the next try fails with a conflict. This is
-remembered while this process leads, since another leader may create the pod; forgetting it costs
-one incarnation.
+The incarnation that was reserved for such a pod is used again for the next try. That is safe if it
+was not created: and if it was after all, the next try fails with a conflict, since pod names are
+unique, for as long as it exists. It may have been deleted since then. A task's pod has run only if
+this process has seen it, as it has a gate to be opened; what was seen is not remembered here. A
+coordinator's pod has none: without a response to its creation, the next try has another
+incarnation. All this is remembered while this process leads, since another leader may create the
+pod; forgetting it costs one incarnation.
 
 Design: docs/design/recovery.md#replacement.
 """
@@ -25,14 +28,24 @@ class UncreatedPods:
     by_ref: Mapping[IncarnationRef, UncreatedPod]
 
     def with_failed_create(
-        self, ref: IncarnationRef, message: str, now: float, predecessor_lost_at: float | None
+        self,
+        ref: IncarnationRef,
+        message: str,
+        now: float,
+        predecessor_lost_at: float | None,
+        *,
+        may_exist: bool = False,
     ) -> UncreatedPods:
-        """Each further refusal of the same incarnation doubles the wait."""
+        """Each further failure doubles the wait. `may_exist`: there was no response."""
         known = self.by_ref.get(ref)
         refusals = known.refusals + 1 if known is not None else 1
         wait_s = _BACKOFF.wait_s(refusals)
         fresh = UncreatedPod(
-            message, refusals, retry_at=now + wait_s, predecessor_lost_at=predecessor_lost_at
+            message,
+            refusals,
+            retry_at=now + wait_s,
+            predecessor_lost_at=predecessor_lost_at,
+            may_exist=may_exist,
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 
@@ -40,7 +53,8 @@ class UncreatedPods:
         self, ref: IncarnationRef, now: float, predecessor_lost_at: float | None
     ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
-        known = self.by_ref.get(ref)
+        before = (x for r, x in self.by_ref.items() if x.may_exist and r.is_same_slot(ref))
+        known = self.by_ref.get(ref) or next(before, None)
         refusals, message = (
             (known.refusals, known.message) if known is not None else (0, _NO_RESPONSE)
         )
@@ -55,10 +69,7 @@ class UncreatedPods:
 
     def without_slot(self, ref: IncarnationRef) -> UncreatedPods:
         """Without the slot, whatever the incarnation."""
-        slot = ref.topology_uid, ref.slot
-        return UncreatedPods(
-            {r: x for r, x in self.by_ref.items() if (r.topology_uid, r.slot) != slot}
-        )
+        return UncreatedPods({r: x for r, x in self.by_ref.items() if not r.is_same_slot(ref)})
 
     def without_topology(self, uid: str) -> UncreatedPods:
         return UncreatedPods({r: x for r, x in self.by_ref.items() if r.topology_uid != uid})

@@ -110,14 +110,15 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
 def _next_coordinator(
     context: ReconcileContext, newest: PodView | None, why: str
 ) -> CoordinatorReplacement:
-    """The pod of the next incarnation, or again that of one that was not created."""
+    """The pod of the next incarnation, or again that of one that was certainly not created."""
     assert context.running is not None
     view, pass_inputs = context.running.view, context.pass_inputs
     losses, defaults = pass_inputs.losses, pass_inputs.settings.pods
     reserved = reserved_coordinator_incarnation(context)
     ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, reserved)
     uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
-    if uncreated is None:
+    may_retry = uncreated is None or pass_inputs.now >= uncreated.retry_at
+    if uncreated is None or (uncreated.may_exist and may_retry):
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
         ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, incarnation)
     prepare: list[Action] = []
@@ -132,7 +133,7 @@ def _next_coordinator(
         view, ref.incarnation, losses.excluded_nodes, defaults, last_resort=less_preferred
     )
     create: tuple[CreatePod, ...] = ()
-    if uncreated is None or pass_inputs.now >= uncreated.retry_at:
+    if may_retry:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
         prepare.append(EnsureBudget(view.namespace, disruption_budget(view)))
         create = (CreatePod(view.namespace, pod, ref),)

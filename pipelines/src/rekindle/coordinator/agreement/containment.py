@@ -228,7 +228,6 @@ class Containment:
             for t in replicas.get(partition, ())
             if t.slot != slot and self.comparison.is_compared(t.slot)
             if t.response and t.phase.serves and not is_suspected(t)
-            if t.response.chained  # without digests there is nothing to agree with
         ]
         return [
             d
