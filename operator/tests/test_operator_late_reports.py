@@ -175,7 +175,10 @@ def test_the_first_report_of_a_new_coordinator_may_lack_a_response() -> None:
     assert lost(waits) == set(), "the pod responds to the operator"
     silent = with_report(
         hanging_kubelet(ANSWERS),
-        {"pa": {"phase": "Live", "stableEpoch": 5, "suspected": True, "silentSeconds": 1.6}},
+        {
+            "pa": {"phase": "Live", "stableEpoch": 5, "suspected": True, "silentSeconds": 1.6},
+            "pb": {"phase": "Live", "stableEpoch": 5},
+        },
     )
     for silent_s, is_lost in ((1.6, False), (4.0, True)):
         since = {silent.pods[0].ref: NOW - 0.5 - silent_s}

@@ -333,6 +333,25 @@ def test_what_only_one_topology_says_of_a_node_concerns_only_its_pods(
         assert 6 <= lost_at[0] <= 7
 
 
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_coordinator_that_reaches_no_task_does_not_refute_the_operator(is_ready: bool) -> None:
+    """It calls all tasks silent. They respond to the operator; the kubelet of node a hangs."""
+    tasks = [task(f"p{n}", n, i) for i, n in enumerate("abc")]
+    healthy = replace(world({}, {}), pods=tuple(tasks))
+
+    def seen_at(at: float) -> Snapshot:
+        silent = {"suspected": True, "silentSeconds": 1.5} if at >= 1.75 else {}
+        return replace(
+            with_topologies(healthy, {"t": {p.name: _LIVE | silent for p in tasks}}),
+            nodes=tuple(replace(n, ready=n.name != "a" or is_ready) for n in healthy.nodes),
+            report_times={"t": NOW + at},
+            suspects_silent_since={p.ref: NOW for p in tasks} if silent else {},
+        )
+
+    found = lost_nodes(seen_at, lambda p, at: False, lambda name, at: name == "a" and at >= -20)
+    assert first_loss(found, "a") is None
+
+
 @pytest.mark.parametrize("topologies", [1, 48])
 def test_pods_of_a_tenant_that_end_together_do_not_hide_a_task_that_works(topologies: int) -> None:
     """Node a is NotReady, with a kubelet that hangs, and no coordinator reports any more."""

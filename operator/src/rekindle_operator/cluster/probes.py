@@ -21,9 +21,10 @@ _LONG_PAUSE_S = 2.0
 _NEXT_AFTER_S = 2 * TICK_S
 """A probe that has no response for so long does not hold up the next one: packets of the one may
 have been lost, and their retransmission takes a second or more."""
-_ISOLATED_S = 2 * TICK_S
+_ISOLATED_S = 0.8
 """If no node has responded to the probes of so long, this process may be what could not be reached.
-Each tick with probes of suspects also probes nodes that responded to their last one."""
+Each tick with probes of suspects also probes nodes that responded to their last one. Longer than
+two ticks, which may be a little late, so that one late response is not taken for a cut."""
 
 
 class ProbeState:

@@ -22,8 +22,9 @@ class Evidence:
     those with a task that responds to its coordinator. `alive_nodes`: nodes with such a task, or
     with a coordinator that reports. `reported_nodes`: with a pod of a topology whose report is
     fresh, and says whether it responds. `starting_pods`: uids of tasks that have not responded yet
-    according to a fresh report; `silent_pods`: of those that are silent; `briefly_silent_nodes`:
-    with one of these that has not been silent for long enough to be lost with its node.
+    according to a fresh report; `silent_pods`: of those that are silent, unless none of their
+    topology responds: its coordinator may be what is cut off. `briefly_silent_nodes`: with a silent
+    pod that has not been silent for long enough to be lost with its node.
     `vouched_for`: which topology says that one of `alive_nodes` or `briefly_silent_nodes` is so."""
 
     freshly_reported: frozenset[str]
@@ -82,13 +83,14 @@ def collect_evidence(
     ]
     vouching = (*responding, *reporters, *briefly_silent)
     silences = {p.ref: silence_as_of_report_s(p, snapshot) for p in reported}
+    responding_topologies = frozenset(p.owner_uid for p in responding if p.owner_uid)
     return Evidence(
         freshly_reported=fresh,
-        responding_topologies=frozenset(p.owner_uid for p in responding if p.owner_uid),
+        responding_topologies=responding_topologies,
         alive_nodes=frozenset(p.node for p in [*responding, *reporters] if p.node),
         reported_nodes=frozenset(p.node for p in reported if p.node),
         starting_pods=frozenset(p.uid for p in running) - {p.uid for p in (*silent, *responding)},
-        silent_pods=frozenset(p.uid for p in silent),
+        silent_pods=frozenset(p.uid for p in silent if p.owner_uid in responding_topologies),
         briefly_silent_nodes=frozenset(p.node for p in briefly_silent if p.node),
         vouched_for=frozenset((p.owner_uid, p.node) for p in vouching if p.owner_uid and p.node),
         silences=silences,
