@@ -15,6 +15,7 @@ from model_cluster import ModelCluster
 from model_objects import rfc3339
 from urllib3.exceptions import ReadTimeoutError
 
+from rekindle import names
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.core import reconcile_all
