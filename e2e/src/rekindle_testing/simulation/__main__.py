@@ -8,18 +8,18 @@ import argparse
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 from typing import TypeVar
 
-from rekindle_testing.simulation.coverage import Cell, coverage_lines
+from rekindle_testing.simulation.coverage import Cell, coverage_lines, unreached
 from rekindle_testing.simulation.run import Outcome, shrink, simulate
 from rekindle_testing.simulation.schedules import SCHEDULES, run_schedule
 
 _SHOWN = 3
 """Failures that are shrunk and shown."""
-_PROGRESS_EVERY = 100
+_PROGRESS_EVERY, _CELLS_EVERY = 100, 500
 
 _Of = TypeVar("_Of")
 _Result = TypeVar("_Result")
@@ -38,16 +38,22 @@ def main(arguments: list[str] | None = None) -> int:
         seeds, schedules = range(options.first, options.first + options.seeds), []
     if options.schedule is not None:
         seeds, schedules = range(0), [options.schedule]
-    of_schedules, not_reached = _run_schedules(schedules, options.jobs)
-    outcomes = [*of_schedules, *_run_seeds(seeds, options.jobs)]
+    outcomes, not_reached = _run_schedules(schedules, options.jobs)
+    for outcome in _run_seeds(seeds, options.jobs):
+        outcomes.append(outcome)
+        if len(outcomes) % _CELLS_EVERY == 0:
+            _print(f"not reached yet: {'; '.join(map(', '.join, unreached(_cells(outcomes))))}")
     failed = [outcome for outcome in outcomes if outcome.failure is not None]
     for outcome in failed[:_SHOWN]:
         for line in describe_failure(outcome):
             _print(line)
-    cells = sum((Counter(outcome.cells) for outcome in outcomes), Counter[Cell]())
-    for line in [*coverage_lines(cells), *summary(outcomes)]:
+    for line in [*coverage_lines(_cells(outcomes)), *summary(outcomes)]:
         _print(line)
     return 1 if failed or not_reached else 0
+
+
+def _cells(outcomes: Iterable[Outcome]) -> Counter[Cell]:
+    return sum((Counter(outcome.cells) for outcome in outcomes), Counter[Cell]())
 
 
 def _run_seeds(seeds: Sequence[int], jobs: int | None) -> Iterator[Outcome]:

@@ -149,6 +149,11 @@ def counted() -> Iterator[Counter[Cell]]:
         yield counts
 
 
+def unreached(counts: Mapping[Cell, int]) -> list[Cell]:
+    """The cells that were not reached, though simulations can reach them."""
+    return [cell for cell in CELLS if not counts.get(cell) and cell not in UNREACHABLE]
+
+
 def coverage_lines(counts: Mapping[Cell, int]) -> list[str]:
     """A table of what was reached, and the cells that never were."""
     lines = ["transitions reached:"]
