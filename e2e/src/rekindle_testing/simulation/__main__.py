@@ -5,15 +5,14 @@ transition. Prints which cells of the product's transition tables were not reach
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from statistics import median
 from typing import TypeVar
 
 from rekindle_testing.simulation.coverage import Cell, coverage_lines, unreached
+from rekindle_testing.simulation.pool import process_pool
 from rekindle_testing.simulation.run import Outcome, shrink, simulate
 from rekindle_testing.simulation.schedules import SCHEDULES, run_schedule
 
@@ -30,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=500, help="how many")
     parser.add_argument("--first", type=int, help="the first seed; without fixed schedules then")
     parser.add_argument("--schedule", choices=SCHEDULES, help="only this fixed schedule")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--jobs", type=int, help="processes; one for each CPU if it is not given")
     options = parser.parse_args(arguments)
     seeds = range(options.seeds)
     schedules = list(SCHEDULES)
@@ -90,7 +89,7 @@ def _in_parallel(
     if jobs == 1:
         yield from map(function, items)
         return
-    with ProcessPoolExecutor(jobs) as pool:
+    with process_pool(jobs) as pool:
         yield from pool.map(function, items, chunksize=chunk)
 
 

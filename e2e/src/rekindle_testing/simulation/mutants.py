@@ -9,10 +9,9 @@ Design: docs/simulation.md#mutants.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, as_completed
 from dataclasses import replace
 from typing import Any
 
@@ -31,6 +30,7 @@ from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
+from rekindle_testing.simulation.pool import process_pool
 from rekindle_testing.simulation.run import simulate, wrong_results
 from rekindle_testing.simulation.tentative_mutants import TENTATIVE_MUTANTS
 
@@ -242,12 +242,12 @@ def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> tuple[int, str] 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="to try for each")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument("--jobs", type=int, help="processes; one for each CPU if it is not given")
     parser.add_argument("--names", nargs="+", choices=MUTANTS, metavar="NAME", help="only these")
     options = parser.parse_args(arguments)
     names = options.names or list(MUTANTS)
     found = 0
-    with ProcessPoolExecutor(options.jobs) as pool:
+    with process_pool(options.jobs) as pool:
         searches = {pool.submit(found_by, name, range(options.seeds)): name for name in names}
         for search in as_completed(searches):
             is_found, line = _described(search)
