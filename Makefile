@@ -56,7 +56,7 @@ chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 
 fuzz: tools       ## generated manifests for the API server and the operator: COUNT=2000 SEED=1 FIRST=0
 	@$(PY) -m rekindle_testing.fuzz --count $(or $(COUNT),2000) --seed $(or $(SEED),1) --first $(or $(FIRST),0)
 
-simulate: setup   ## whole topologies in simulated time, with faults: SEEDS=500 FIRST=0 SCHEDULE="one of the fixed ones"
+simulate: setup   ## whole topologies in simulated time, with faults: SEEDS=500 FIRST=1200 SCHEDULE="one of the fixed ones"
 	@$(PY) -m rekindle_testing.simulation $(if $(SEEDS),--seeds $(SEEDS)) $(if $(FIRST),--first $(FIRST)) \
 		$(if $(SCHEDULE),--schedule "$(SCHEDULE)")
 

@@ -52,9 +52,10 @@ def test_a_pod_on_a_silent_node_is_lost() -> None:
 @pytest.mark.parametrize(
     ("others", "is_lost"),
     [
-        (OtherHosts({"10.0.0.9"}, {"10.0.0.9": 0.0}), True),
+        (OtherHosts({"10.0.0.9"}, {"10.0.0.9": 1.0}), True),
+        (OtherHosts({"10.0.0.9"}, {"10.0.0.9": 0.0}), False),  # of the round in which it began
         (OtherHosts({"10.0.0.9"}, {"10.0.0.9": -1.0}), False),  # it may be cut off since then
-        (OtherHosts({"127.0.0.1", "10.0.0.9"}, {"127.0.0.1": 0.0}), False),
+        (OtherHosts({"127.0.0.1", "10.0.0.9"}, {"127.0.0.1": 1.0}), False),
         (OtherHosts({"127.0.0.1"}, {"127.0.0.1": -1.0}), True),  # no other one could respond
         (OtherHosts({"127.0.0.1"}, {}), False),
     ],
@@ -66,6 +67,9 @@ def test_silence_counts_if_another_node_responds_meanwhile(
     for second in range(4):
         observation = observation.with_responses([pod()], {pod().uid: False}, float(second))
     assert bool(observation.lost([pod()], 3.0, TIMING, others)) == is_lost
+    # A pod that was ready does not start; all other nodes may be dead.
+    ready = replace(pod(), ready=True)
+    assert bool(observation.lost([ready], 3.0, TIMING, others)) == bool(others.answered_at)
     assert observation.lost([pod()], 180.0, TIMING, others) == [pod().uid]
 
 

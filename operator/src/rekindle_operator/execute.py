@@ -124,7 +124,7 @@ class Executor:
                 self._cluster.action_failed(scheduled.topology_key, scheduled.key, _describe(error))
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
-            refused = _is_refusal(error)
+            refused = _has_done_nothing(error)
             self._cluster.remember_failed_create(
                 action.ref, _message(error), action.predecessor_lost_at, may_exist=not refused
             )
@@ -390,6 +390,12 @@ def _is_refusal(error: Exception) -> bool:
     """The API server has refused the request (409: an object of another owner has the name) and
     created nothing."""
     return isinstance(error, ApiException) and error.status in (400, 403, 409, 422)
+
+
+def _has_done_nothing(error: Exception) -> bool:
+    """The API server has answered that it does not do what was asked (429: not now). After another
+    error it may have done it."""
+    return isinstance(error, ApiException) and 400 <= (error.status or 0) < 500
 
 
 def _message(error: Exception) -> str:

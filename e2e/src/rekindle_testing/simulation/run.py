@@ -58,6 +58,7 @@ _FILES_DELETED_AFTER_S = 10.0
 a lost task: only the task that has named a file writes it again.)"""
 _BEHIND_EPOCHS = 4
 """In the end, sinks may be so many epochs behind the clock."""
+_MOVES = "a move to an emptier node is in progress, or has failed lately"
 _UNCHANGED_S = 10.0
 """For so long nothing may change any more."""
 
@@ -194,17 +195,17 @@ class Simulation:
             self._log("all is done")
             self._added_pods.clear()
             self.scheduler.run_until(self.scheduler.now + _UNCHANGED_S)
-            undone = "; ".join(self.not_done())
+            undone = self.not_done()
             if not self._added_pods and not undone:
                 return None, done_after
             # A node that is avoided for a while may get tasks again: so a move may begin although
             # nothing has happened.
             if not all(self._rebalances and _is_successor(pod) for pod in self._added_pods):
                 return "pods are replaced although all was done", done_after
-            if not (self._rebalances or self._is_often_tentative):
-                return f"not done any more: {undone}", done_after
+            if not (self._added_pods or all(map(self._comes_and_goes, undone))):
+                return f"not done any more: {'; '.join(undone)}", done_after
             if self.scheduler.now >= end_at:
-                return f"moves or corrections do not end: {undone or 'a move'}", done_after
+                return f"this does not end: {'; '.join(undone) or 'moves'}", done_after
 
     def _run_until_done(self, healed_at: float, end_at: float) -> tuple[str, float]:
         """What is missing at the end; and when all was done."""
@@ -224,6 +225,13 @@ class Simulation:
     def not_done(self) -> list[str]:
         """What is missing until all is as if nothing had failed."""
         return [*self._missing_in_data_plane(), *self._missing_in_control_plane()]
+
+    def _comes_and_goes(self, missing: str) -> bool:
+        """Whether it may be missing for a while after all was done, although nothing fails."""
+        if missing == _MOVES:
+            return self._rebalances
+        is_late = " has written " in missing or missing.startswith("the output of ")
+        return self._is_often_tentative and is_late
 
     def _missing_in_data_plane(self) -> list[str]:
         cluster = self.cluster
@@ -287,7 +295,7 @@ class Simulation:
         if status.get("phase") not in phases:
             missing.append(f"the topology is {status.get('phase')}")
         if "rebalancing" in status:
-            missing.append("a move to an emptier node is in progress, or has failed lately")
+            missing.append(_MOVES)
         conditions = {c["type"]: c["status"] for c in status.get("conditions") or ()}
         wanted = {"Redundant": "True", "Recovering": "False"}
         missing += [

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from rekindle import names
-from rekindle_operator.cluster.model import IncarnationRef, LeaseView, PodView
+from rekindle_operator.cluster.model import IncarnationRef, LeaseView, PodView, UncreatedPod
 from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
@@ -98,7 +98,7 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     if not why:
         return CoordinatorReplacement(prepare=ensure, remove=remove)
     replacement = _next_coordinator(context, newest, why)
-    is_retry = replacement.incarnation == reserved_coordinator_incarnation(context)
+    is_retry = _uncreated(context) is not None
     return replace(
         replacement,
         why="" if is_retry else why,
@@ -114,9 +114,8 @@ def _next_coordinator(
     assert context.running is not None
     view, pass_inputs = context.running.view, context.pass_inputs
     losses, defaults = pass_inputs.losses, pass_inputs.settings.pods
-    reserved = reserved_coordinator_incarnation(context)
+    reserved, uncreated = reserved_coordinator_incarnation(context), _uncreated(context)
     ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, reserved)
-    uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
     may_retry = uncreated is None or pass_inputs.now >= uncreated.retry_at
     if uncreated is None or (uncreated.may_exist and may_retry):
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
@@ -138,6 +137,13 @@ def _next_coordinator(
         prepare.append(EnsureBudget(view.namespace, disruption_budget(view)))
         create = (CreatePod(view.namespace, pod, ref),)
     return CoordinatorReplacement(why, ref.incarnation, tuple(prepare), create, pod=pod)
+
+
+def _uncreated(context: ReconcileContext) -> UncreatedPod | None:
+    """Of the reserved incarnation."""
+    incarnation = reserved_coordinator_incarnation(context)
+    ref = IncarnationRef(context.view.uid, names.COORDINATOR_KEY, incarnation)
+    return context.pass_inputs.snapshot.uncreated_pods.get(ref)
 
 
 def _removals(
@@ -186,17 +192,14 @@ def _working_meanwhile(
 ) -> PodView | None:
     """The pod that holds the Lease and is replaced for its image or its node alone. None if its
     successor may need what it uses of a node or a quota."""
-    pass_inputs, holder = context.pass_inputs, _holder(pods, lease)
+    holder = _holder(pods, lease)
     if holder is None or newest is None or lease is None:
         return None
     if _pod_lost(context, holder) or _why_silent(context, holder, lease):
         return None
     if holder is newest:
-        ref = IncarnationRef(
-            context.view.uid, names.COORDINATOR_KEY, reserved_coordinator_incarnation(context)
-        )
-        uncreated = pass_inputs.snapshot.uncreated_pods.get(ref)
-        is_refused = uncreated is not None and uncreated.refusals > 0
+        uncreated = _uncreated(context)
+        is_refused = uncreated is not None and uncreated.refusals > 0 and not uncreated.may_exist
         return holder if why in _WHILE_IT_WORKS and not is_refused else None
     is_unbound = newest.node is None and _is_old(context, newest)
     may_free_capacity = is_unbound and not _is_drained(context, holder)

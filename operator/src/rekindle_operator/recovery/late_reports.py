@@ -115,14 +115,17 @@ def nodes_silent_for_long(
 ) -> frozenset[str]:
     """Nodes whose kubelet and whose pods have not responded for 6 s, in which another node has."""
     elsewhere, slow_s = _AnswersElsewhere(snapshot, now, timing), _SLOW_FACTOR * timing.pod_silent_s
-    return frozenset(
-        node
-        for node, probes in _probes_by_node(snapshot, now, timing).items()
-        if node in silent_kubelets
-        and probes.is_silent(elsewhere.newest_at(node), now, timing)
-        and probes.silent_since is not None
-        and elsewhere.newest_at(node) - probes.silent_since >= slow_s
-    )
+    kubelets = {n.name: snapshot.kubelet_probes.get(n.uid) for n in snapshot.nodes}
+
+    def is_silent(node: str, probes: _NodeProbes) -> bool:
+        kubelet, answered_at = kubelets.get(node), elsewhere.newest_at(node)
+        since = (probes.silent_since, kubelet.unanswered_probe_since if kubelet else None)
+        return probes.is_silent(answered_at, now, timing) and all(
+            at is not None and answered_at - at >= slow_s for at in since
+        )
+
+    by_node = _probes_by_node(snapshot, now, timing)
+    return frozenset(n for n, p in by_node.items() if n in silent_kubelets and is_silent(n, p))
 
 
 def nodes_with_responding_pods(

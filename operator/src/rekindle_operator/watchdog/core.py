@@ -44,7 +44,8 @@ _GAP_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class OperatorPod:
-    """`accepted`: the kubelet of its node has started to handle it. `host_ip_reused`: another
+    """`accepted`: the kubelet of its node has started to handle it. `ready`: as its kubelet has
+    reported last, so also on a node that is dead since then. `host_ip_reused`: another
     node has the address of its node now, so a response from there would not be of its node."""
 
     name: str
@@ -55,6 +56,7 @@ class OperatorPod:
     host_ip: str = ""
     pod_ip: str = ""
     ended: bool = False
+    ready: bool = False
     created: str = ""  # RFC 3339, as the API server wrote it
     host_ip_reused: bool = False
 
@@ -78,13 +80,13 @@ class OtherHosts:
     answered_at: Mapping[str, float]
 
     def respond(self, besides: str, since: float) -> bool:
-        """Whether one of them has responded to a probe that was sent since then: otherwise it may
+        """Whether one of them has responded to a probe that was sent after that: otherwise it may
         be this process that reaches none, or a policy that blocks probes. If there is no node
         besides that one, whether any has ever responded."""
         others = self.addresses - {besides}
         if not others:
             return bool(self.answered_at)
-        return any(self.answered_at.get(host, -inf) >= since for host in others)
+        return any(self.answered_at.get(host, -inf) > since for host in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,10 @@ class Observation:
         since = history.silent_since
         if since is None or history.unanswered < _MIN_PROBES:
             return False
-        is_proven = others.respond(besides=pod.host_ip, since=since)
+        # One that was ready does not start: then all other nodes may be dead.
+        is_proven = others.respond(besides=pod.host_ip, since=since) or (
+            pod.ready and bool(others.answered_at)
+        )
         return now - since >= (timing.silent_s if is_proven else timing.unproven_silent_s)
 
     def with_deleted(self, pod: OperatorPod) -> Observation:
@@ -166,6 +171,7 @@ def read_pod(raw: Mapping[str, Any]) -> OperatorPod:
         host_ip=status.get("hostIP") or "",
         pod_ip=status.get("podIP") or "",
         ended=status.get("phase") in ("Succeeded", "Failed"),
+        ready=any(c.get("ready") for c in status.get("containerStatuses") or ()),
         created=meta.get("creationTimestamp") or "",
     )
 
