@@ -58,6 +58,8 @@ _FILES_DELETED_AFTER_S = 10.0
 a lost task: only the task that has named a file writes it again.)"""
 _BEHIND_EPOCHS = 4
 """In the end, sinks may be so many epochs behind the clock."""
+_WRONG_RESULTS_BEGIN_S = 5.0
+"""A wrong result that has not begun so long after the last fault does not come any more."""
 _MOVES = "a move to an emptier node is in progress, or has failed lately"
 _UNCHANGED_S = 10.0
 """For so long nothing may change any more."""
@@ -182,7 +184,7 @@ class Simulation:
         """What fails in the end, and how long it took until all was done."""
         self.scheduler.run_until(Injector.ends_at(self.faults))
         self._log("nothing fails any more")
-        self.cluster.end_wrong_results()
+        self.scheduler.after(_WRONG_RESULTS_BEGIN_S, self.cluster.end_wrong_results)
         healed_at = self.scheduler.now
         self._was_stable.clear()
         end_at = healed_at + (_DONE_WITH_MOVES_WITHIN_S if self._rebalances else _DONE_WITHIN_S)
