@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from kubernetes import client
+from test_operator_late_reports import pod
 
 from rekindle.names import GATE, LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
 from rekindle.protocol import CheckpointProblemKind
@@ -117,6 +119,18 @@ def test_a_long_pause_of_the_probes_begins_the_observation_anew(
     clock.now += pause_s
     start_due_probes(cluster, clock.now, Timing())
     assert cluster.snapshot().observing_since == since
+
+
+@pytest.mark.parametrize(("namespace", "is_probed"), [("default", True), ("evil", False)])
+def test_pods_with_a_forged_owner_are_not_probed(
+    cluster: ClusterCache, clock: Clock, namespace: str, is_probed: bool
+) -> None:
+    """Their responses would not count, and the pods that count would not be probed."""
+    cluster.put_topology(report(1))
+    found = replace(pod("p", "a"), namespace=namespace, owner_uid="uid")
+    cluster.pods._views = {(namespace, "p"): found}
+    pods, _ = start_due_probes(cluster, clock.now, Timing())
+    assert [p.name for p in pods] == (["p"] if is_probed else [])
 
 
 def test_after_a_cut_silence_of_pods_counts_anew(cluster: ClusterCache) -> None:

@@ -398,6 +398,17 @@ def test_a_late_response_does_not_undo_a_reset() -> None:
     assert probes.results["a"].unanswered_probe_since is None
 
 
+@pytest.mark.parametrize(("answered_after_s", "is_reset"), [(0.52, False), (1.0, True)])
+def test_one_late_response_is_not_taken_for_a_cut(answered_after_s: float, is_reset: bool) -> None:
+    """Two ticks may be a little longer than 0.5 s; the first probe of them has no response yet."""
+    probes = ProbeState(detects_own_isolation=True)
+    for uid in "ab":
+        probes.sent(uid, START)
+    probes.sent("a", START + answered_after_s)
+    probes.responded("a", START + answered_after_s)
+    assert (probes.results["b"].unanswered_since != START) == is_reset
+
+
 def test_a_clock_that_was_set_back_leaves_no_times_of_before() -> None:
     probes = ProbeState()
     probes.reset_after_pause(START + 3600)

@@ -334,7 +334,7 @@ def test_what_only_one_topology_says_of_a_node_concerns_only_its_pods(
 
 
 @pytest.mark.parametrize("is_ready", [False, True])
-def test_a_coordinator_that_reaches_no_task_does_not_refute_the_operator(is_ready: bool) -> None:
+def test_a_coordinator_that_reaches_no_task_does_not_outweigh_probes(is_ready: bool) -> None:
     """It calls all tasks silent. They respond to the operator; the kubelet of node a hangs."""
     tasks = [task(f"p{n}", n, i) for i, n in enumerate("abc")]
     healthy = replace(world({}, {}), pods=tuple(tasks))

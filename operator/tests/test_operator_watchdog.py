@@ -283,6 +283,17 @@ def make_watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) 
     return Watchdog(ApiServer(Access(api.url)), quick, clock)
 
 
+def make_watchdog_near_kubelet(api: FakeApiServer, clock: Clock) -> Watchdog:
+    """The port of the fake API server is that of the kubelet."""
+    return make_watchdog(
+        api,
+        clock,
+        pod_port=free_port(),
+        kubelet_port=api.server.server_port,
+        timing=replace(QUICK, unproven_silent_s=60.0),
+    )
+
+
 def _fields(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
@@ -356,13 +367,7 @@ def test_a_starting_operator_is_kept_if_probes_do_not_work(
 def test_silence_counts_if_a_kubelet_has_responded_before(api: FakeApiServer, clock: Clock) -> None:
     """The port of the fake API server is that of the kubelet."""
     api.add_pod("alive", "127.0.0.1", "127.0.0.1")
-    watchdog = make_watchdog(
-        api,
-        clock,
-        pod_port=free_port(),
-        kubelet_port=api.server.server_port,
-        timing=replace(QUICK, unproven_silent_s=60.0),
-    )
+    watchdog = make_watchdog_near_kubelet(api, clock)
     watchdog.step()
     api.pods.clear()
     api.add_pod("dead", "127.0.0.2", "127.0.0.2")
@@ -375,13 +380,7 @@ def test_a_starting_operator_is_kept_if_probes_work_no_longer(
 ) -> None:
     """A policy blocks them since some time, or this node is cut off from the others."""
     api.add_pod("watchdog", "127.0.0.1", "", release="")
-    watchdog = make_watchdog(
-        api,
-        clock,
-        pod_port=free_port(),
-        kubelet_port=api.server.server_port,
-        timing=replace(QUICK, unproven_silent_s=60.0),
-    )
+    watchdog = make_watchdog_near_kubelet(api, clock)
     watchdog.step()
     monkeypatch.setattr("rekindle_operator.watchdog.__main__.kubelet_responds", lambda *_: False)
     api.add_pod("starts", "127.0.0.2", "127.0.0.2")
@@ -391,13 +390,7 @@ def test_a_starting_operator_is_kept_if_probes_work_no_longer(
 
 
 def test_kubelets_of_other_watchdogs_are_probed_at_once(api: FakeApiServer, clock: Clock) -> None:
-    watchdog = make_watchdog(
-        api,
-        clock,
-        pod_port=free_port(),
-        kubelet_port=api.server.server_port,
-        timing=replace(QUICK, unproven_silent_s=60.0),
-    )
+    watchdog = make_watchdog_near_kubelet(api, clock)
     api.renewed = False
     watchdog.step()
     api.add_pod("watchdog", "127.0.0.1", "", release="")

@@ -486,20 +486,26 @@ def test_the_results_of_a_wrong_donor_are_never_committed(lag: int) -> None:
     assert world.store[-1].entries["mid/0"][0].epoch > world.head - 8
 
 
-@pytest.mark.parametrize("stuck_epochs", [10, 30])
-def test_checkpoints_wait_for_a_copy_that_has_not_computed_anything_yet(stuck_epochs: int) -> None:
-    """Until it is 16 epochs behind. After it has started, its partner becomes wrong."""
+def world_with_copy(donor: Slot, copy: Slot) -> World:
+    """A replica was lost, and has just started from the state of the other one."""
     parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
     world = World(parts)
     world.start_all()
     for task in world.tasks.values():
         task.can_move_state = True
     world.run_epochs(9)
-    donor, copy = SLOTS[0], SLOTS[1]
     world.kill(copy)
     world.start_task(copy).can_move_state = True
     world.run_while_stuck(copy, 2)
     world.tasks[copy].move_from(world.tasks[donor])
+    return world
+
+
+@pytest.mark.parametrize("stuck_epochs", [10, 30])
+def test_checkpoints_wait_for_a_copy_that_has_not_computed_anything_yet(stuck_epochs: int) -> None:
+    """Until it is 16 epochs behind. After it has started, its partner becomes wrong."""
+    donor, copy = SLOTS[0], SLOTS[1]
+    world = world_with_copy(donor, copy)
     world.work(copy, 0)
     world.poll_rounds(2)
     assert world.tasks[copy].phase is TaskPhase.LIVE
@@ -510,17 +516,8 @@ def test_checkpoints_wait_for_a_copy_that_has_not_computed_anything_yet(stuck_ep
 
 
 def test_a_donor_and_its_copy_commit_while_they_are_alone() -> None:
-    parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
-    world = World(parts)
-    world.start_all()
-    for task in world.tasks.values():
-        task.can_move_state = True
-    world.run_epochs(9)
     donor, copy = SLOTS[0], SLOTS[1]
-    world.kill(copy)
-    world.start_task(copy).can_move_state = True
-    world.run_while_stuck(copy, 2)
-    world.tasks[copy].move_from(world.tasks[donor])
+    world = world_with_copy(donor, copy)
     moved = world.tasks[copy].core.status.moved_through
     assert moved is not None
     world.run_epochs(8)

@@ -42,7 +42,7 @@ class Outcome(Enum):
     FAILED = auto()  # retried after its back-off
     # The back-off of these is that of the uncreated pod.
     POD_REFUSED = auto()  # retried once after `CLEAN_UP`
-    POD_MAY_EXIST = auto()  # no response: the next pass decides
+    POD_MAY_EXIST = auto()  # neither created nor refused: the next pass decides
 
 
 @dataclass(slots=True)

@@ -394,8 +394,9 @@ def _is_refusal(error: Exception) -> bool:
 
 def _has_done_nothing(error: Exception) -> bool:
     """The API server has answered that it does not do what was asked (429: not now). After another
-    error it may have done it."""
-    return isinstance(error, ApiException) and 400 <= (error.status or 0) < 500
+    error (408, 5xx, no response) it may have done it."""
+    status = error.status or 0 if isinstance(error, ApiException) else 0
+    return 400 <= status < 500 and status != 408
 
 
 def _message(error: Exception) -> str:

@@ -204,7 +204,7 @@ class Simulation:
             # nothing has happened.
             if not all(self._rebalances and _is_successor(pod) for pod in self._added_pods):
                 return "pods are replaced although all was done", done_after
-            if not (self._added_pods or all(map(self._comes_and_goes, undone))):
+            if not (self._added_pods or all(map(self._may_recur, undone))):
                 return f"not done any more: {'; '.join(undone)}", done_after
             if self.scheduler.now >= end_at:
                 return f"this does not end: {'; '.join(undone) or 'moves'}", done_after
@@ -228,7 +228,7 @@ class Simulation:
         """What is missing until all is as if nothing had failed."""
         return [*self._missing_in_data_plane(), *self._missing_in_control_plane()]
 
-    def _comes_and_goes(self, missing: str) -> bool:
+    def _may_recur(self, missing: str) -> bool:
         """Whether it may be missing for a while after all was done, although nothing fails."""
         if missing == _MOVES:
             return self._rebalances

@@ -245,7 +245,8 @@ class DryRunResult:
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
     `refusals` is 0 while there is no response to the first request. `may_exist`: the newest request
-    has ended without one, so the pod may have been created, and have ended since then."""
+    timed out or failed in the API server (5xx), so the pod may have been created, and have ended
+    since then."""
 
     message: str
     refusals: int

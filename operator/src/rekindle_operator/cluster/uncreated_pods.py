@@ -36,7 +36,7 @@ class UncreatedPods:
         *,
         may_exist: bool = False,
     ) -> UncreatedPods:
-        """Each further failure doubles the wait. `may_exist`: there was no response."""
+        """Each further failure doubles the wait. `may_exist`: it was no refusal."""
         known = self.by_ref.get(ref)
         refusals = known.refusals + 1 if known is not None else 1
         wait_s = _BACKOFF.wait_s(refusals)

@@ -25,7 +25,8 @@ class Evidence:
     according to a fresh report; `silent_pods`: of those that are silent, unless none of their
     topology responds: its coordinator may be what is cut off. `briefly_silent_nodes`: with a silent
     pod that has not been silent for long enough to be lost with its node.
-    `vouched_for`: which topology says that one of `alive_nodes` or `briefly_silent_nodes` is so."""
+    `alive_reports`: a topology that says so of one of `alive_nodes` or `briefly_silent_nodes`, and
+    that node."""
 
     freshly_reported: frozenset[str]
     responding_topologies: frozenset[str]
@@ -34,7 +35,7 @@ class Evidence:
     starting_pods: frozenset[str]
     silent_pods: frozenset[str]
     briefly_silent_nodes: frozenset[str]
-    vouched_for: frozenset[tuple[str, str]]  # uid of a topology, and a node
+    alive_reports: frozenset[tuple[str, str]]  # uid of a topology, and a node
     silences: Mapping[IncarnationRef, float]  # in seconds, as of the report
 
     def silence_s(self, pod: PodView) -> float:
@@ -81,7 +82,7 @@ def collect_evidence(
     briefly_silent = [
         p for p in silent if _silence_before_resets_s(p, snapshot) < timing.node_silent_s
     ]
-    vouching = (*responding, *reporters, *briefly_silent)
+    reported_alive = (*responding, *reporters, *briefly_silent)
     silences = {p.ref: silence_as_of_report_s(p, snapshot) for p in reported}
     responding_topologies = frozenset(p.owner_uid for p in responding if p.owner_uid)
     return Evidence(
@@ -92,7 +93,9 @@ def collect_evidence(
         starting_pods=frozenset(p.uid for p in running) - {p.uid for p in (*silent, *responding)},
         silent_pods=frozenset(p.uid for p in silent if p.owner_uid in responding_topologies),
         briefly_silent_nodes=frozenset(p.node for p in briefly_silent if p.node),
-        vouched_for=frozenset((p.owner_uid, p.node) for p in vouching if p.owner_uid and p.node),
+        alive_reports=frozenset(
+            (p.owner_uid, p.node) for p in reported_alive if p.owner_uid and p.node
+        ),
         silences=silences,
     )
 

@@ -88,7 +88,7 @@ class LossAssessment:
     why_not_lost: str = ""
     # uid of a topology, and a lost node of which only its report says that it works: its own pods
     # there are not lost.
-    vouched_for: frozenset[tuple[str, str]] = frozenset()
+    alive_reports: frozenset[tuple[str, str]] = frozenset()
 
     @property
     def excluded_nodes(self) -> frozenset[str]:
@@ -98,7 +98,7 @@ class LossAssessment:
     def is_on_lost_node(self, pod: PodView) -> bool:
         if pod.node is None or pod.node not in self.lost_nodes:
             return False
-        return (pod.owner_uid, pod.node) not in self.vouched_for
+        return (pod.owner_uid, pod.node) not in self.alive_reports
 
     def is_unreachable_by_coordinator(self, pod: PodView) -> bool:
         """None of the topology's tasks there responds to the coordinator."""
@@ -173,7 +173,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         unresponsive_nodes=unresponsive_nodes,
         freshly_reported=evidence.freshly_reported,
         why_not_lost=unready.why_not_lost,
-        vouched_for=frozenset(v for v in evidence.vouched_for if v[1] in unready.doubted),
+        alive_reports=frozenset(v for v in evidence.alive_reports if v[1] in unready.contradicted),
     )
 
 

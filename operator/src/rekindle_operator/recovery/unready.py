@@ -34,12 +34,13 @@ _MAX_NAMED = 3  # nodes in a message
 
 @dataclass(frozen=True, slots=True)
 class Unready:
-    """`lost`: names of nodes; `doubted`: of those that only a report says to work. `why_not_lost`:
-    why other NotReady nodes do not count as lost; empty if that needs no explanation."""
+    """`lost`: names of nodes; `contradicted`: those of them that a report says to work, and the
+    operator's own probes do not. `why_not_lost`: why other NotReady nodes do not count as lost;
+    empty if that needs no explanation."""
 
     lost: frozenset[str]
     why_not_lost: str = ""
-    doubted: frozenset[str] = frozenset()
+    contradicted: frozenset[str] = frozenset()
 
 
 def assess_unready(
@@ -65,10 +66,10 @@ def assess_unready(
     silent_pods = evidence.silent_pods
     responding = nodes_with_responding_pods(snapshot, now, timing, without=silent_pods)
     not_silent = nodes_not_silent_to_probes(snapshot, now, timing, without=silent_pods)
-    doubted = frozenset[str]()
-    if not most_unready and reported_alive:
-        doubted = nodes_silent_for_long(snapshot, silent, now, timing) & reported_alive
-    may_work = reported_alive - doubted | responding | not_silent
+    contradicted = frozenset[str]()
+    if alive and not most_unready:
+        contradicted = nodes_silent_for_long(snapshot, silent, now, timing) & reported_alive
+    may_work = reported_alive - contradicted | responding | not_silent
 
     def is_lost(node: NodeView) -> bool:
         responds = responds_now(node, snapshot, now, timing)
@@ -89,7 +90,7 @@ def assess_unready(
     if most_unready and unknown:
         reason = f"no coordinator or kubelet reports whether {len(unknown)} of them are lost"
         return Unready(lost, f"{count}; {reason} ({_first_names(unknown)})")
-    return Unready(lost, doubted=doubted & lost)
+    return Unready(lost, contradicted=contradicted & lost)
 
 
 def _first_names(nodes: Sequence[NodeView]) -> str:
