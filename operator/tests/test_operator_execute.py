@@ -443,6 +443,21 @@ def test_an_action_that_keeps_failing_is_reported() -> None:
     assert cluster.snapshot().failures == {}
 
 
+def test_creations_of_a_coordinator_that_keep_failing_are_reported() -> None:
+    """Each is of another incarnation."""
+    clock, api = Clock(), Refusing(status=500, message="a webhook is down")
+    cluster = ClusterCache(api, None, clock)
+    executor = executor_of(api, cluster, clock)
+    for incarnation in (2, 3):
+        meta = {"name": f"t-coordinator-{incarnation}", "ownerReferences": [{"uid": "uid"}]}
+        ref = IncarnationRef("uid", COORDINATOR_KEY, incarnation)
+        create = CreatePod("default", {"kind": "Pod", "metadata": meta}, ref)
+        executor.run([TopologyActions("default/t", (create,))])
+        clock.now += 1.0
+    message = cluster.snapshot().failures["default/t"]
+    assert message.startswith("CreatePod default/t-coordinator fails: 500")
+
+
 def test_a_failed_action_is_forgotten_when_not_retried() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)

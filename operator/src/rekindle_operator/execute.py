@@ -121,7 +121,9 @@ class Executor:
             )
             # A task's pod is reported by the queries that wait for it.
             if not isinstance(action, CreatePod) or action.is_coordinator:
-                self._cluster.action_failed(scheduled.topology_key, scheduled.key, _describe(error))
+                self._cluster.action_failed(
+                    scheduled.topology_key, _failure_key(scheduled), _describe(error)
+                )
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
             refused = _has_done_nothing(error)
@@ -130,7 +132,7 @@ class Executor:
             )
             return Outcome.POD_REFUSED if refused else Outcome.POD_MAY_EXIST
         ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
-        self._cluster.action_succeeded(scheduled.key)
+        self._cluster.action_succeeded(_failure_key(scheduled))
         return Outcome.DONE
 
     def _skipped(self, scheduled: ScheduledAction) -> None:
@@ -390,6 +392,14 @@ def _is_refusal(error: Exception) -> bool:
     """The API server has refused the request (409: an object of another owner has the name) and
     created nothing."""
     return isinstance(error, ApiException) and error.status in (400, 403, 409, 422)
+
+
+def _failure_key(scheduled: ScheduledAction) -> str:
+    """Failures of a coordinator's creation count together, although each may be of another
+    incarnation."""
+    action = scheduled.action
+    is_coordinator = isinstance(action, CreatePod) and action.is_coordinator
+    return scheduled.key.rpartition("-")[0] if is_coordinator else scheduled.key
 
 
 def _has_done_nothing(error: Exception) -> bool:
