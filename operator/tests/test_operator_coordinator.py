@@ -14,6 +14,7 @@ from model_objects import rfc3339
 from rekindle import names
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
+from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
@@ -67,6 +68,15 @@ def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
     assert term["preference"]["matchFields"][0]["values"] == [bad]
 
 
+def reserve_coordinator(running: ModelCluster, incarnation: int) -> None:
+    status = running.status("flights")
+    status["slots"] = [
+        {**s, "incarnation": incarnation} if s["slot"] == names.COORDINATOR_KEY else s
+        for s in status["slots"]
+    ]
+    running.write_status("flights", status)
+
+
 @pytest.mark.parametrize("may_exist", [False, True])
 def test_a_coordinator_that_may_exist_gets_another_incarnation(
     running: ModelCluster, may_exist: bool
@@ -75,12 +85,7 @@ def test_a_coordinator_that_may_exist_gets_another_incarnation(
     del running.raw_pods["flights-coordinator-1"]
     uid = running.topologies["flights"].uid
     ref = IncarnationRef(uid, names.COORDINATOR_KEY, 2)
-    status = running.status("flights")
-    status["slots"] = [
-        {**s, "incarnation": 2} if s["slot"] == names.COORDINATOR_KEY else s
-        for s in status["slots"]
-    ]
-    running.write_status("flights", status)
+    reserve_coordinator(running, 2)
     running.uncreated_pods = UncreatedPods({}).with_failed_create(
         ref, "no response", running.now, None, may_exist=may_exist
     )
@@ -95,7 +100,30 @@ def test_failures_without_a_response_count_together() -> None:
     pods = pods.with_failed_create(first, "no response", 0.0, None, may_exist=True)
     pods = pods.with_create_attempt(second, 1.0, None)
     pods = pods.with_failed_create(second, "no response", 1.0, None, may_exist=True)
-    assert [(ref, x.refusals) for ref, x in pods.by_ref.items()] == [(second, 2)]
+    assert [(ref, x.failures) for ref, x in pods.by_ref.items()] == [(second, 2)]
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_coordinator_that_works_stays_unless_its_successor_is_refused(
+    running: ModelCluster, refused: bool
+) -> None:
+    """While its node is drained. Its successor may need what it uses of a quota, but a slow API
+    server is no reason to delete it: neither a creation without a response, nor the next one, of
+    another incarnation, which has no response yet."""
+    old = running.coordinator()
+    running.nodes[old.node] = replace(running.nodes[old.node], cordoned=True)
+    uid = running.topologies["flights"].uid
+    second, third = (IncarnationRef(uid, names.COORDINATOR_KEY, number) for number in (2, 3))
+    pods = UncreatedPods({}).with_create_attempt(second, running.now, None)
+    pods = pods.with_failed_create(second, "timed out", running.now, None, may_exist=True)
+    pods = pods.with_create_attempt(third, running.now, None)
+    if refused:
+        pods = pods.with_failed_create(third, "exceeded quota", running.now, None)
+    reserve_coordinator(running, third.incarnation)
+    running.uncreated_pods = pods
+    found = reconcile(running.snapshot(), running.now, running.settings)
+    deleted = [action.name for action in found if isinstance(action, DeletePod)]
+    assert (old.name in deleted) == refused
 
 
 def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster) -> None:

@@ -296,8 +296,9 @@ def test_a_task_that_starts_does_not_keep_a_dead_node(starts: bool, has_fresh_re
 
 @pytest.mark.parametrize("calls_it_silent", [False, True])
 @pytest.mark.parametrize("works", [False, True])
+@pytest.mark.parametrize("begin_s", [-50.0, 0.0])
 def test_what_only_one_topology_says_of_a_node_concerns_only_its_pods(
-    works: bool, calls_it_silent: bool
+    begin_s: float, works: bool, calls_it_silent: bool
 ) -> None:
     """Kubernetes calls node a NotReady after 5 s. The coordinator of e says until 30 s that its
     task there responds, or that it has been silent for a moment, each time. The operator reaches
@@ -322,7 +323,11 @@ def test_what_only_one_topology_says_of_a_node_concerns_only_its_pods(
         return at >= 0 and (works or probed.node == "a")
 
     found = assessments(
-        seen_at, is_dead, lambda name, at: at >= 0 and (works or name == "a"), until_s=30
+        seen_at,
+        is_dead,
+        lambda name, at: at >= 0 and (works or name == "a"),
+        begin_s=begin_s,
+        until_s=30,
     )
     results = [(at, assessment) for at, assessment in found]
     lost_at = [at for at, assessment in results if assessment.is_on_lost_node(of_v)]

@@ -21,6 +21,7 @@ from rekindle_operator.watchdog.core import Observation, OperatorPod, OtherHosts
 TIMING = WatchdogTiming()
 HEARS = OtherHosts({"10.0.0.9"}, {"10.0.0.9": inf})
 HEARS_NOBODY = OtherHosts({"10.0.0.9"}, {})
+HEARD_ONCE = OtherHosts({"10.0.0.9"}, {"10.0.0.9": -1.0})
 
 
 def pod(name: str = "a", accepted: bool = True, node: str = "node") -> OperatorPod:
@@ -67,10 +68,19 @@ def test_silence_counts_if_another_node_responds_meanwhile(
     for second in range(4):
         observation = observation.with_responses([pod()], {pod().uid: False}, float(second))
     assert bool(observation.lost([pod()], 3.0, TIMING, others)) == is_lost
-    # A pod that was ready does not start; all other nodes may be dead.
-    ready = replace(pod(), ready=True)
-    assert bool(observation.lost([ready], 3.0, TIMING, others)) == bool(others.answered_at)
     assert observation.lost([pod()], 180.0, TIMING, others) == [pod().uid]
+
+
+@pytest.mark.parametrize("others", [HEARD_ONCE, HEARS_NOBODY])
+def test_the_silence_of_a_pod_that_is_ready_counts_once_it_should_lead(others: OtherHosts) -> None:
+    """All other nodes may be dead. While it starts, and until it may lead, a policy may keep this
+    process from it."""
+    observation = Observation()
+    for second in range(20):
+        one = replace(pod(), ready=second >= 10)
+        observation = observation.with_responses([one], {one.uid: False}, float(second))
+        found = observation.lost([one], float(second), TIMING, others)
+        assert bool(found) == (second >= 10 + TIMING.delete_after_s and others is HEARD_ONCE)
 
 
 def test_silence_must_last() -> None:

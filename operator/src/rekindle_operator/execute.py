@@ -1,8 +1,7 @@
 """Executes actions. The only module that writes to Kubernetes. Decides nothing.
 
 Order and retries are in `dispatch`. A pod that is refused (a full quota), or of which it is not
-known whether it was created, is remembered with its incarnation, so that the next attempt uses the
-same one.
+known whether it was created, is remembered with its incarnation (`cluster.uncreated_pods`).
 
 Design: docs/design/recovery.md#order-of-actions.
 """

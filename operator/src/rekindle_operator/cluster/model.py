@@ -244,14 +244,16 @@ class DryRunResult:
 @dataclass(frozen=True, slots=True)
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
-    `refusals` is 0 while there is no response to the first request. `may_exist`: the newest request
-    timed out or failed in the API server (5xx), so the pod may have been created, and have ended
-    since then."""
+    `failures`: how many requests have failed in a row, of a coordinator's pod also those of earlier
+    incarnations. `refused`: the newest failure of this incarnation was a refusal. `may_exist`: the
+    newest request timed out or failed in the API server (5xx), so the pod may have been created,
+    and have ended since then."""
 
     message: str
-    refusals: int
+    failures: int
     retry_at: float
     predecessor_lost_at: float | None  # when the pod that it was to replace was lost
+    refused: bool = False
     may_exist: bool = False
 
 

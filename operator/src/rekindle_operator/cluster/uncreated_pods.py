@@ -14,7 +14,7 @@ Design: docs/design/recovery.md#replacement.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.backoff import BackoffPolicy
 from rekindle_operator.cluster.model import IncarnationRef, UncreatedPod
@@ -38,13 +38,13 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """Each further failure doubles the wait. `may_exist`: it was no refusal."""
         known = self.by_ref.get(ref)
-        refusals = known.refusals + 1 if known is not None else 1
-        wait_s = _BACKOFF.wait_s(refusals)
+        failures = known.failures + 1 if known is not None else 1
         fresh = UncreatedPod(
             message,
-            refusals,
-            retry_at=now + wait_s,
+            failures,
+            retry_at=now + _BACKOFF.wait_s(failures),
             predecessor_lost_at=predecessor_lost_at,
+            refused=not may_exist,
             may_exist=may_exist,
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
@@ -55,11 +55,10 @@ class UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
         before = (x for r, x in self.by_ref.items() if x.may_exist and r.is_same_slot(ref))
         known = self.by_ref.get(ref) or next(before, None)
-        refusals, message = (
-            (known.refusals, known.message) if known is not None else (0, _NO_RESPONSE)
-        )
-        fresh = UncreatedPod(
-            message, refusals, retry_at=now, predecessor_lost_at=predecessor_lost_at
+        if known is None:
+            known = UncreatedPod(_NO_RESPONSE, 0, now, None)
+        fresh = replace(
+            known, retry_at=now, predecessor_lost_at=predecessor_lost_at, may_exist=False
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
 

@@ -199,7 +199,7 @@ def _working_meanwhile(
         return None
     if holder is newest:
         uncreated = _uncreated(context)
-        is_refused = uncreated is not None and uncreated.refusals > 0 and not uncreated.may_exist
+        is_refused = uncreated is not None and uncreated.refused
         return holder if why in _WHILE_IT_WORKS and not is_refused else None
     is_unbound = newest.node is None and _is_old(context, newest)
     may_free_capacity = is_unbound and not _is_drained(context, holder)

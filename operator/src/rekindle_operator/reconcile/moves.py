@@ -94,7 +94,7 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
     """Why a successor makes no progress, as far as is known; empty: it may be making some."""
     pod, uncreated = successor.pod, successor.uncreated_pod
     if pod is None or uncreated is not None:
-        is_refused = uncreated is not None and uncreated.refusals >= _REFUSED
+        is_refused = uncreated is not None and uncreated.failures >= _REFUSED
         return successor.refusal if is_refused else ""
     if successor.phase is not SlotPhase.BOUND:
         is_new = not pod.failed_placements and not _has_no_node(context, successor)
@@ -192,7 +192,7 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
     """Whether for a long time no node takes its pod, or the API server refuses it."""
     pod, uncreated = successor.pod, successor.uncreated_pod
     if pod is None:
-        return uncreated is not None and uncreated.refusals >= _REFUSED_FOR_LONG
+        return uncreated is not None and uncreated.failures >= _REFUSED_FOR_LONG
     if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
         return False
     pass_inputs = context.pass_inputs

@@ -31,7 +31,7 @@ from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.task import open_gate_patch
 
-MAX_REFUSALS = 2  # attempts; a quota may refuse the first until this pass has deleted pods
+MAX_FAILED_CREATES = 2  # attempts; a quota may refuse the first until this pass has deleted pods
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
-        if state.uncreated_pod is not None and state.uncreated_pod.refusals >= MAX_REFUSALS:
+        if state.uncreated_pod is not None and state.uncreated_pod.failures >= MAX_FAILED_CREATES:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif refused_by := unsuitable.get(shape):

@@ -26,7 +26,7 @@ from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.moves import problem_of
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.planning import (
-    MAX_REFUSALS,
+    MAX_FAILED_CREATES,
     PlanInput,
     partition_key,
     with_pods_to_place,
@@ -256,7 +256,7 @@ def _allowed_slots(context: ReconcileContext, others: Mapping[Slot, SlotState]) 
         for slot, state in others.items()
         if slot.key == entry.slot
         and state.uncreated_pod is not None
-        and state.uncreated_pod.refusals < MAX_REFUSALS
+        and state.uncreated_pod.failures < MAX_FAILED_CREATES
     )
 
 

@@ -12,7 +12,7 @@ isolated.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from math import inf
 
 from rekindle_operator.cluster.model import NodeView, ProbeResults, Snapshot
@@ -30,42 +30,42 @@ def find_silent_kubelets(
     """Names of the nodes whose kubelets used to respond, and are silent while others respond.
     `max_response_age_s`: of their last response. It may be infinite where the node is NotReady as
     well: then it is proof enough that they ever responded."""
-    known = [
-        (n.name, snapshot.kubelet_probes[n.uid])
-        for n in snapshot.nodes
-        if n.uid in snapshot.kubelet_probes
-    ]
-    elsewhere = [probed.answered_probe_at for name, probed in known if name != snapshot.own_node]
-    newest_answered_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
         name
-        for name, probed in known
+        for name, probed in kubelets_without_response(snapshot, timing.kubelet_silent_s).items()
         if probed.answered_probe_at is not None
         and now - probed.answered_probe_at <= max_response_age_s
-        and probed.unanswered_probe_since is not None
-        # The probe that got a response is later, so it was of another kubelet.
-        and newest_answered_at - probed.unanswered_probe_since >= timing.kubelet_silent_s
     )
+
+
+def kubelets_without_response(snapshot: Snapshot, at_least_s: float) -> Mapping[str, ProbeResults]:
+    """By the names of their nodes, kubelets that have not responded for so long while others have,
+    or never."""
+    known = {
+        n.name: snapshot.kubelet_probes[n.uid]
+        for n in snapshot.nodes
+        if n.uid in snapshot.kubelet_probes
+    }
+    elsewhere = (r.answered_probe_at for name, r in known.items() if name != snapshot.own_node)
+    newest_answered_at = max((at for at in elsewhere if at is not None), default=0.0)
+    return {
+        name: probed
+        for name, probed in known.items()
+        # The probe that got a response is later, so it was of another kubelet.
+        if probed.unanswered_probe_since is not None
+        and newest_answered_at - probed.unanswered_probe_since >= at_least_s
+    }
 
 
 def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
     """Nodes that get no pods for now: their kubelets do not respond, and others do. A kubelet that
     never responded may be one that the operator cannot reach: its node is avoided only for a
     while."""
-    names = {n.uid: n.name for n in snapshot.nodes}
-    elsewhere = (
-        probed.answered_probe_at
-        for uid, probed in snapshot.kubelet_probes.items()
-        if names.get(uid, snapshot.own_node) != snapshot.own_node
-    )
-    newest_answered_at = max((at for at in elsewhere if at is not None), default=0.0)
     return frozenset(
-        names[uid]
-        for uid, probed in snapshot.kubelet_probes.items()
-        if uid in names
-        and probed.unanswered_probe_since is not None
-        and newest_answered_at - probed.unanswered_probe_since >= timing.kubelet_silent_s
-        and now - probed.unanswered_probe_since < timing.quarantine_s
+        name
+        for name, probed in kubelets_without_response(snapshot, timing.kubelet_silent_s).items()
+        if (since := probed.unanswered_probe_since) is not None
+        and now - since < timing.quarantine_s
     )
 
 

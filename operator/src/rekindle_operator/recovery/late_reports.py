@@ -16,6 +16,7 @@ from heapq import nlargest
 from math import inf
 
 from rekindle_operator.cluster.model import ProbeResults, Snapshot
+from rekindle_operator.recovery.kubelets import kubelets_without_response
 from rekindle_operator.recovery.probed_pods import nodes_of_late_reports, probe_candidates
 from rekindle_operator.settings import Timing
 
@@ -110,22 +111,19 @@ def silent_by_own_probes(
     )
 
 
-def nodes_silent_for_long(
-    snapshot: Snapshot, silent_kubelets: Set[str], now: float, timing: Timing
-) -> frozenset[str]:
-    """Nodes whose kubelet and whose pods have not responded for 6 s, in which another node has."""
+def nodes_silent_for_long(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:
+    """Nodes whose kubelet and whose pods have not responded for 6 s, in which another kubelet and
+    another node have; whether they ever responded does not matter."""
     elsewhere, slow_s = _AnswersElsewhere(snapshot, now, timing), _SLOW_FACTOR * timing.pod_silent_s
-    kubelets = {n.name: snapshot.kubelet_probes.get(n.uid) for n in snapshot.nodes}
 
     def is_silent(node: str, probes: _NodeProbes) -> bool:
-        kubelet, answered_at = kubelets.get(node), elsewhere.newest_at(node)
-        since = (probes.silent_since, kubelet.unanswered_probe_since if kubelet else None)
-        return probes.is_silent(answered_at, now, timing) and all(
-            at is not None and answered_at - at >= slow_s for at in since
-        )
+        since, answered_at = probes.silent_since, elsewhere.newest_at(node)
+        is_long = since is not None and answered_at - since >= slow_s
+        return is_long and probes.is_silent(answered_at, now, timing)
 
+    without_kubelet = kubelets_without_response(snapshot, slow_s)
     by_node = _probes_by_node(snapshot, now, timing)
-    return frozenset(n for n, p in by_node.items() if n in silent_kubelets and is_silent(n, p))
+    return frozenset(n for n, p in by_node.items() if n in without_kubelet and is_silent(n, p))
 
 
 def nodes_with_responding_pods(

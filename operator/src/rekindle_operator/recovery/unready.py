@@ -5,7 +5,7 @@ respond to their coordinator, or a kubelet that responds to the operator, prove 
 so does a pod that responds to the operator, unless a fresh report calls that one silent.
 A silence of a moment proves nothing: the network may have lost a few packets.
 A coordinator belongs to a tenant. What it alone claims, while neither the kubelet nor any pod of
-the node has responded to the operator for long, keeps the pods of its own topology only.
+the node has responded to the operator for long, or ever, keeps the pods of its own topology only.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
@@ -68,7 +68,7 @@ def assess_unready(
     not_silent = nodes_not_silent_to_probes(snapshot, now, timing, without=silent_pods)
     contradicted = frozenset[str]()
     if alive and not most_unready:
-        contradicted = nodes_silent_for_long(snapshot, silent, now, timing) & reported_alive
+        contradicted = nodes_silent_for_long(snapshot, now, timing) & reported_alive
     may_work = reported_alive - contradicted | responding | not_silent
 
     def is_lost(node: NodeView) -> bool:

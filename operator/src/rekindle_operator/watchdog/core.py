@@ -64,11 +64,16 @@ class OperatorPod:
 @dataclass(frozen=True, slots=True)
 class PodHistory:
     """`bound_since`: when this process first saw it bound to a node; None while it was not.
-    `silent_since`: the first probe without a response since the last response."""
+    `ready_since`: the same of a pod that is ready. `silent_since`: the first probe without a
+    response since the last response."""
 
     bound_since: float | None = None
+    ready_since: float | None = None
     silent_since: float | None = None
     unanswered: int = 0  # probes in a row
+
+    def without_probes(self) -> PodHistory:
+        return replace(self, silent_since=None, unanswered=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +113,17 @@ class Observation:
         for pod in pods:
             known = self.histories.get(pod.uid, PodHistory())
             if is_gap:
-                known = PodHistory(known.bound_since)
+                known = known.without_probes()
             if known.bound_since is None and pod.node:
                 known = replace(known, bound_since=now)
+            if known.ready_since is None or not pod.ready:
+                known = replace(known, ready_since=now if pod.ready else None)
             match responses.get(pod.uid):
                 case True:
-                    known = PodHistory(known.bound_since)
+                    known = known.without_probes()
                 case False:
                     since = now if known.silent_since is None else known.silent_since
-                    known = PodHistory(known.bound_since, since, known.unanswered + 1)
+                    known = replace(known, silent_since=since, unanswered=known.unanswered + 1)
             histories[pod.uid] = known
         return replace(self, histories=histories, checks=self.checks + 1, probed_at=now)
 
@@ -150,9 +157,11 @@ class Observation:
         since = history.silent_since
         if since is None or history.unanswered < _MIN_PROBES:
             return False
-        # One that was ready does not start: then all other nodes may be dead.
+        # One that has been ready for longer than an election takes does not start, and would lead:
+        # then all other nodes may be dead.
+        ready_since = inf if history.ready_since is None else history.ready_since
         is_proven = others.respond(besides=pod.host_ip, since=since) or (
-            pod.ready and bool(others.answered_at)
+            now - ready_since >= timing.delete_after_s and bool(others.answered_at)
         )
         return now - since >= (timing.silent_s if is_proven else timing.unproven_silent_s)
 
