@@ -111,6 +111,7 @@ def test_a_coordinator_that_works_stays_unless_its_successor_is_refused(
     server is no reason to delete it: neither a creation without a response, nor the next one, of
     another incarnation, which has no response yet."""
     old = running.coordinator()
+    assert old.node is not None
     running.nodes[old.node] = replace(running.nodes[old.node], cordoned=True)
     uid = running.topologies["flights"].uid
     second, third = (IncarnationRef(uid, names.COORDINATOR_KEY, number) for number in (2, 3))
