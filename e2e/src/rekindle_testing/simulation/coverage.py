@@ -64,10 +64,6 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
         ],
     ),
     (
-        "no edit here moves operators to other segments, so chained digests have one base",
-        [("dispute", DisputePhase.OPEN, DisputeEvent.NO_COMMON_BASE)],
-    ),
-    (
         "the store is never exchanged for another one",
         _all_of("checkpoint", CommitEvent.MANIFEST_MISSING),
     ),
@@ -97,10 +93,6 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
     (
         "an order of an earlier process of the coordinator arrives before the next one has started",
         [("movement", MovementPhase.QUEUED, MovementEvent.STARTED)],
-    ),
-    (
-        "a donor pins its state within 6 s here, and a lease lasts 60 s",
-        [("donor", DonorPhase.PINNING, DonorEvent.EXPIRED)],
     ),
     (
         "a donor pins its newest state only once that has reached the needed epoch",
