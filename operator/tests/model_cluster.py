@@ -300,7 +300,11 @@ class ModelCluster(ModelState):
         segment = action.manifest["metadata"]["labels"].get(names.LABEL_SEGMENT_NAME)
         if full or action.namespace in self.refused_in or segment in self.refused_segments:
             self.uncreated_pods = self.uncreated_pods.with_failed_create(
-                action.ref, "exceeded quota", self.now, action.predecessor_lost_at
+                action.ref,
+                "exceeded quota",
+                self.now,
+                action.predecessor_lost_at,
+                over_quota=True,
             )
         else:
             self.uncreated_pods = self.uncreated_pods.without_slot(action.ref)

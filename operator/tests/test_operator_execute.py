@@ -124,7 +124,23 @@ def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
     refusal = run(api).snapshot().uncreated_pods[REF]
     assert api.calls == ["POST pods", "DELETE old", "POST pods"]
     assert (refusal.message, refusal.predecessor_lost_at) == ("exceeded quota: pods", 990.0)
-    assert refusal.retry_at > 1000.0
+    assert (refusal.retry_at > 1000.0, refusal.over_quota_at) == (True, 1000.0)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(403, "denied by policy"), (429, "slow down"), (500, "exceeded quota"), (401, "who are you")],
+)
+def test_only_a_full_quota_counts_as_one(status: int, message: str) -> None:
+    uncreated = run(Refusing(status=status, message=message)).snapshot().uncreated_pods[REF]
+    assert (uncreated.message, uncreated.over_quota_at) == (message, None)
+
+
+def test_a_conflict_without_an_object_is_named() -> None:
+    """An API server answers so, too, if many requests change one quota."""
+    uncreated = run(Refusing(status=409, missing=True)).snapshot().uncreated_pods[REF]
+    assert "reports a conflict, and" in uncreated.message
+    assert "does not exist" in uncreated.message
 
 
 def test_a_create_of_unknown_outcome_reuses_its_incarnation() -> None:

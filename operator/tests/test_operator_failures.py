@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from model_api import ApiError, ModelOperator
 from model_cluster import ModelCluster
 
 from rekindle_operator.cluster.failures import ActionFailures
+from rekindle_operator.cluster.model import PodView
 
 
 @pytest.fixture
@@ -30,6 +33,57 @@ def test_a_repeatedly_refused_deletion_is_reported(operator: ModelOperator) -> N
     operator.api.errors.clear()
     operator.run(60.0)
     assert operator.model.condition("Degraded")["status"] == "False"
+
+
+def pods_on(model: ModelCluster, node: str) -> dict[str, PodView]:
+    return {p.name: p for p in model.pods() if p.node == node and not p.terminating}
+
+
+def cordon_node_of_coordinator(model: ModelCluster) -> str:
+    node = model.coordinator().node
+    assert node is not None
+    model.nodes[node] = replace(model.nodes[node], cordoned=True, version=model.next_version())
+    return node
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 408, 409, 422, 429, 500, 504])
+def test_what_works_on_a_drained_node_stays_while_no_pod_can_be_created(
+    operator: ModelOperator, status: int
+) -> None:
+    """An admission policy, rights, a slow API server: nobody gains by its deletion."""
+    model = operator.model
+    model.add_node("d")
+    operator.api.errors = [ApiError("POST", "/pods", status, "not now")]
+    node = cordon_node_of_coordinator(model)
+    before = pods_on(model, node)
+    operator.run(120.0)
+    assert pods_on(model, node).keys() == before.keys()
+    assert set(model.query_states().values()) == {"Live"}
+    message = model.condition("Valid")["message"]
+    assert f"a drain of node {node} waits for " in message
+    assert "the coordinator" in message
+    assert "(successor: API server: " in message
+    operator.api.errors.clear()
+    operator.run(120.0)
+    assert not pods_on(model, node)
+    assert "waits for" not in model.condition("Valid")["message"]
+
+
+def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
+    operator: ModelOperator,
+) -> None:
+    """Until a task with a live partner makes room: successors of tasks wait for the quota, too, and
+    without a coordinator nothing runs."""
+    model = operator.model
+    model.add_node("d")
+    model.quota = len(model.raw_pods)
+    node = cordon_node_of_coordinator(model)
+    for _ in range(100):
+        operator.run(4.0)
+        assert not model.coordinator().terminating
+        assert set(model.query_states().values()) == {"Live"}
+    assert model.coordinator().node not in (None, node)
+    assert {p.segment_name for p in pods_on(model, node).values()} <= {"routes", "storms"}
 
 
 def test_single_and_old_failures_are_not_reported() -> None:

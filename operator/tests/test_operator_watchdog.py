@@ -16,7 +16,13 @@ import pytest
 from rekindle import names
 from rekindle_operator.watchdog.__main__ import Settings, Watchdog
 from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_responds, pod_responds
-from rekindle_operator.watchdog.core import Observation, OperatorPod, OtherHosts, WatchdogTiming
+from rekindle_operator.watchdog.core import (
+    Observation,
+    OperatorPod,
+    OtherHosts,
+    WatchdogTiming,
+    read_pod,
+)
 
 TIMING = WatchdogTiming()
 HEARS = OtherHosts({"10.0.0.9"}, {"10.0.0.9": inf})
@@ -81,6 +87,27 @@ def test_the_silence_of_a_pod_that_is_ready_counts_once_it_should_lead(others: O
         observation = observation.with_responses([one], {one.uid: False}, float(second))
         found = observation.lost([one], float(second), TIMING, others)
         assert bool(found) == (second >= 10 + TIMING.delete_after_s and others is HEARD_ONCE)
+
+
+def test_a_pod_is_not_known_to_be_ready_while_pods_cannot_be_listed() -> None:
+    one, observation = replace(pod(), ready=True), Observation()
+    for at in (0.0, 40.0, 42.0, 44.0, 45.0):
+        observation = observation.with_responses([one], {one.uid: False}, at)
+        found = observation.lost([one], at, TIMING, HEARD_ONCE)
+        assert bool(found) == (at == 45.0)
+
+
+@pytest.mark.parametrize(("ready", "expected"), [((True, True), True), ((True, False), False)])
+def test_a_pod_is_ready_once_all_its_containers_are(
+    ready: tuple[bool, ...], expected: bool
+) -> None:
+    """A webhook may have added one, which does not start the operator."""
+    raw = {
+        "metadata": {"name": "a", "uid": "u", "resourceVersion": "1"},
+        "status": {"containerStatuses": [{"ready": one} for one in ready]},
+    }
+    assert read_pod(raw).ready == expected
+    assert not read_pod({**raw, "status": {}}).ready
 
 
 def test_silence_must_last() -> None:

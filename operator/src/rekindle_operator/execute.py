@@ -127,7 +127,11 @@ class Executor:
                 return Outcome.FAILED
             refused = _has_done_nothing(error)
             self._cluster.remember_failed_create(
-                action.ref, _message(error), action.predecessor_lost_at, may_exist=not refused
+                action.ref,
+                _message(error),
+                action.predecessor_lost_at,
+                may_exist=not refused,
+                over_quota=_is_over_quota(error),
             )
             return Outcome.POD_REFUSED if refused else Outcome.POD_MAY_EXIST
         ACTIONS.labels(METRIC_KINDS[type(action)]).inc()
@@ -333,8 +337,9 @@ class Executor:
 
     def _create(self, path: str, manifest: Manifest) -> None:
         """Names are deterministic: an object of this topology that already exists is the right one.
-        Raises ApiException if it belongs to another, as while an older one is being deleted, and if
-        it is a generation record with another content."""
+        Raises ApiException if it belongs to another, as while an older one is being deleted, if it
+        is a generation record with another content, and if it does not exist: quotas that many
+        requests change at once are a conflict, too."""
         response = self._call("POST", path, manifest, none_for_status=409)
         if response is None:
             self._check_owner(f"{path}/{manifest['metadata']['name']}", manifest)
@@ -351,14 +356,17 @@ class Executor:
         """Raises ApiException if the object has another owner or, if it is a ConfigMap, other data.
         Also if it does not exist, unless `may_be_missing`."""
         found = self._call("GET", path, none_for_status=404)
-        if found is None and may_be_missing:
-            return
-        owners = (found or {}).get("metadata", {}).get("ownerReferences") or ()
+        if found is None:
+            if may_be_missing:
+                return
+            reason = f"the API server reports a conflict, and {path} does not exist"
+            raise ApiException(status=409, reason=reason)
+        owners = found["metadata"].get("ownerReferences") or ()
         wanted = {owner["uid"] for owner in manifest["metadata"]["ownerReferences"]}
         if not wanted & {owner["uid"] for owner in owners}:
             reason = f"{path} exists and belongs to another owner; delete it first"
             raise ApiException(status=409, reason=reason)
-        if manifest["kind"] == "ConfigMap" and (found or {}).get("data") != manifest.get("data"):
+        if manifest["kind"] == "ConfigMap" and found.get("data") != manifest.get("data"):
             reason = f"{path} exists with another content; delete it first"
             raise ApiException(status=409, reason=reason)
 
@@ -406,6 +414,12 @@ def _has_done_nothing(error: Exception) -> bool:
     error (408, 5xx, no response) it may have done it."""
     status = error.status or 0 if isinstance(error, ApiException) else 0
     return 400 <= status < 500 and status != 408
+
+
+def _is_over_quota(error: Exception) -> bool:
+    """A quota is full. The response of the API server has no other sign of it than its message."""
+    is_forbidden = isinstance(error, ApiException) and error.status == 403
+    return is_forbidden and "exceeded quota" in _message(error)
 
 
 def _message(error: Exception) -> str:

@@ -287,12 +287,18 @@ class ClusterCache:
         predecessor_lost_at: float | None,
         *,
         may_exist: bool,
+        over_quota: bool = False,
     ) -> None:
         """After `remember_create_attempt`. Not if its pod was seen since then."""
         with self._lock:
             if ref in self._uncreated_pods.by_ref:
                 self._uncreated_pods = self._uncreated_pods.with_failed_create(
-                    ref, message, self._clock(), predecessor_lost_at, may_exist=may_exist
+                    ref,
+                    message,
+                    self._clock(),
+                    predecessor_lost_at,
+                    may_exist=may_exist,
+                    over_quota=over_quota,
                 )
 
     def remember_unsuitable(

@@ -24,6 +24,8 @@ from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import CoordinatorReport, read_report
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
+_OVER_QUOTA_S = 35.0  # longer than the wait between two requests for an uncreated pod
+
 
 @dataclass(frozen=True, slots=True)
 class Taint:
@@ -245,7 +247,7 @@ class DryRunResult:
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
     `failures`: how many requests have failed in a row, of a coordinator's pod also those of earlier
-    incarnations. `refused`: the newest failure of this incarnation was a refusal. `may_exist`: the
+    incarnations. `over_quota_at`: when the newest one failed, if a quota was full. `may_exist`: the
     newest request timed out or failed in the API server (5xx), so the pod may have been created,
     and have ended since then."""
 
@@ -253,8 +255,13 @@ class UncreatedPod:
     failures: int
     retry_at: float
     predecessor_lost_at: float | None  # when the pod that it was to replace was lost
-    refused: bool = False
+    over_quota_at: float | None = None
     may_exist: bool = False
+
+    def is_over_quota(self, now: float) -> bool:
+        """Whether a quota keeps the pod from being created: then another pod has to go first. What
+        an earlier replacement found proves nothing."""
+        return self.over_quota_at is not None and now - self.over_quota_at < _OVER_QUOTA_S
 
 
 @dataclass(frozen=True, slots=True)

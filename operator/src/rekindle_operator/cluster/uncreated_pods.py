@@ -35,8 +35,10 @@ class UncreatedPods:
         predecessor_lost_at: float | None,
         *,
         may_exist: bool = False,
+        over_quota: bool = False,
     ) -> UncreatedPods:
-        """Each further failure doubles the wait. `may_exist`: it was no refusal."""
+        """Each further failure doubles the wait. `may_exist`: it was no refusal. `over_quota`: it
+        was one because a quota is full."""
         known = self.by_ref.get(ref)
         failures = known.failures + 1 if known is not None else 1
         fresh = UncreatedPod(
@@ -44,7 +46,7 @@ class UncreatedPods:
             failures,
             retry_at=now + _BACKOFF.wait_s(failures),
             predecessor_lost_at=predecessor_lost_at,
-            refused=not may_exist,
+            over_quota_at=now if over_quota else None,
             may_exist=may_exist,
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})

@@ -25,6 +25,7 @@ from rekindle_operator.reconcile.context import (
     draining_nodes,
     reserved_coordinator_incarnation,
 )
+from rekindle_operator.reconcile.moves import pods_on_draining_nodes
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -40,6 +41,8 @@ _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
 _NOT_NEEDED = "the one before it works and stays"
 _WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)  # reasons to replace a coordinator that works
+_NOT_CREATED = 2  # attempts; the first one may have failed by chance
+_OVER_QUOTA_FOR_LONG = 3  # attempts: their back-off adds up to 2 s at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,17 @@ def waiting_drain_of_coordinator(context: ReconcileContext) -> WaitingDrain | No
     pods, lease = coordinator_pods(context), _lease(context)
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     holder = _holder(pods, lease)
-    if newest is None or holder is None or holder is newest or holder.node is None:
+    if newest is None or holder is None or holder.node is None:
         return None
     if not _is_drained(context, holder):
         return None
-    if newest.node is None:
+    if holder is newest:
+        uncreated = _uncreated(context)
+        if uncreated is None:
+            return None
+        is_due = uncreated.failures >= _NOT_CREATED
+        why = f"API server: {uncreated.message}"
+    elif newest.node is None:
         is_due = _is_old(context, newest)
         why = newest.placement_failure or "no node takes it"
     else:
@@ -198,12 +207,21 @@ def _working_meanwhile(
     if _pod_lost(context, holder) or _why_silent(context, holder, lease):
         return None
     if holder is newest:
-        uncreated = _uncreated(context)
-        is_refused = uncreated is not None and uncreated.refused
-        return holder if why in _WHILE_IT_WORKS and not is_refused else None
+        return holder if why in _WHILE_IT_WORKS and not _may_free_quota(context, holder) else None
     is_unbound = newest.node is None and _is_old(context, newest)
     may_free_capacity = is_unbound and not _is_drained(context, holder)
     return None if may_free_capacity else holder
+
+
+def _may_free_quota(context: ReconcileContext, holder: PodView) -> bool:
+    """Whether its successor can only be created without it. Not in a drain: successors of tasks
+    wait for the quota, too, and could take its place."""
+    if _is_drained(context, holder) or pods_on_draining_nodes(context):
+        return False
+    uncreated = _uncreated(context)
+    if uncreated is None or uncreated.failures < _OVER_QUOTA_FOR_LONG:
+        return False
+    return uncreated.is_over_quota(context.pass_inputs.now)
 
 
 def _holder(pods: Sequence[PodView], lease: LeaseView | None) -> PodView | None:

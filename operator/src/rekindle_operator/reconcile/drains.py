@@ -35,7 +35,7 @@ def waiting_drains(context: ReconcileContext, states: Sequence[SlotState]) -> li
         if why := _why(context, state, successors.get(state.slot)):
             found[state.pod.node][why].append(state.name)
     if waits := waiting_drain_of_coordinator(context):
-        found[waits.node][waits.why].append("the coordinator")
+        found[waits.node][waits.why].insert(0, "the coordinator")
     more = len(found) - _MAX_NODES
     texts = [_text(node, reasons) for node, reasons in sorted(found.items())[:_MAX_NODES]]
     return [*texts, f"and of {more} more nodes"] if more > 0 else texts

@@ -54,7 +54,7 @@ def with_moves(
     leaving: frozenset[str] = frozenset(),
 ) -> MovedStates:
     """`leaving`: names of pods that are to be replaced although their nodes are not cordoned."""
-    leaving |= _pods_on_draining_nodes(context)
+    leaving |= pods_on_draining_nodes(context)
     pairs = [_by_age(numbered) for numbered in replicas]
     partners = _on_staying_nodes(replicas, leaving)
     successors = [new for old, new in pairs if new.pod is not None and _leaves(old, leaving)]
@@ -121,7 +121,8 @@ def _leaves(state: SlotState, leaving: frozenset[str]) -> bool:
     return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.name in leaving
 
 
-def _pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
+def pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
+    """Names of the pods of tasks there."""
     draining = draining_nodes(context)
     return frozenset(p.name for p in task_pods(context) if p.node in draining)
 
@@ -189,13 +190,14 @@ def _successor(
 
 
 def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
-    """Whether for a long time no node takes its pod, or the API server refuses it."""
-    pod, uncreated = successor.pod, successor.uncreated_pod
+    """Whether for a long time no node takes its pod, or a quota is full."""
+    pod, uncreated, pass_inputs = successor.pod, successor.uncreated_pod, context.pass_inputs
     if pod is None:
-        return uncreated is not None and uncreated.failures >= _REFUSED_FOR_LONG
+        if uncreated is None or uncreated.failures < _REFUSED_FOR_LONG:
+            return False
+        return uncreated.is_over_quota(pass_inputs.now)
     if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
         return False
-    pass_inputs = context.pass_inputs
     is_old = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now) >= SUCCESSOR_WITHOUT_NODE_S
     is_gated = successor.phase is SlotPhase.GATED
     return (is_gated and is_old) or pod.failed_placements >= _UNBOUND_FOR_LONG

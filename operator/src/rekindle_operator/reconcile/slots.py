@@ -80,7 +80,7 @@ class SlotState:
         if self.uncreated_pod is not None:
             uncreated = self.uncreated_pod
             parts.append(
-                f"its pod is not created after {uncreated.failures} requests: {uncreated.message}"
+                f"its pod is not created, {uncreated.failures} requests failed: {uncreated.message}"
             )
         if self.loss is not None:
             parts.append(f"lost: {self.loss.value}")

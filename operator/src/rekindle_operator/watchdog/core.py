@@ -9,7 +9,7 @@ Design: docs/decisions/0030.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
@@ -113,7 +113,7 @@ class Observation:
         for pod in pods:
             known = self.histories.get(pod.uid, PodHistory())
             if is_gap:
-                known = known.without_probes()
+                known = replace(known.without_probes(), ready_since=None)
             if known.bound_since is None and pod.node:
                 known = replace(known, bound_since=now)
             if known.ready_since is None or not pod.ready:
@@ -180,9 +180,14 @@ def read_pod(raw: Mapping[str, Any]) -> OperatorPod:
         host_ip=status.get("hostIP") or "",
         pod_ip=status.get("podIP") or "",
         ended=status.get("phase") in ("Succeeded", "Failed"),
-        ready=any(c.get("ready") for c in status.get("containerStatuses") or ()),
+        ready=_is_ready(status.get("containerStatuses") or ()),
         created=meta.get("creationTimestamp") or "",
     )
+
+
+def _is_ready(containers: Sequence[Mapping[str, Any]]) -> bool:
+    """All of them: a webhook may have added some that start sooner."""
+    return bool(containers) and all(c.get("ready") for c in containers)
 
 
 def with_reused_host_ips(pods: Iterable[OperatorPod]) -> list[OperatorPod]:
