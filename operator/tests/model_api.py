@@ -124,7 +124,7 @@ class ModelApi(client.ApiClient):
     def _create_pod(self, manifest: dict[str, Any]) -> Response:
         name = manifest["metadata"]["name"]
         if self.model.quota is not None and len(self.model.raw_pods) >= self.model.quota:
-            return _refused(403, "exceeded quota")
+            return _refused(403, f'pods "{name}" is forbidden: exceeded quota: few, limited: pods')
         if name in self.model.raw_pods:
             return _refused(409, "already exists")
         self.model.create_pod(copy.deepcopy(manifest))

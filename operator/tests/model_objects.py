@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from rekindle.names import KIND, LABEL_TOPOLOGY
+from rekindle.names import ANNOTATION_ROLL, KIND, LABEL_TOPOLOGY
 from rekindle_operator.cluster.model import LeaseView, NodeView, TopologyView
 
 
@@ -53,5 +53,6 @@ def topology_json(view: TopologyView) -> dict[str, Any]:
         "creationTimestamp": view.creation_timestamp,
         "resourceVersion": str(view.version),
         **({"deletionTimestamp": view.creation_timestamp} if view.deleting else {}),
+        **({"annotations": {ANNOTATION_ROLL: "true"}} if view.roll else {}),
     }
     return {"kind": KIND, "metadata": meta, "spec": dict(view.spec), "status": dict(view.status)}

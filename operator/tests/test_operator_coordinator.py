@@ -103,61 +103,55 @@ def test_failures_without_a_response_count_together() -> None:
     assert [(ref, x.failures) for ref, x in pods.by_ref.items()] == [(second, 2)]
 
 
-@pytest.mark.parametrize("refused", [False, True])
 def test_a_coordinator_that_works_stays_while_its_successor_is_not_created(
-    running: ModelCluster, refused: bool
+    running: ModelCluster,
 ) -> None:
-    """While its node is drained: other pods may take its place in a quota. Nor is a slow API server
-    a reason to delete it: neither a creation without a response, nor the next one, of another
-    incarnation, which has no response yet."""
+    """While its node is drained. A slow API server is no reason to delete it: neither a creation
+    without a response, nor the next one, of another incarnation, which has no response yet."""
     old = running.coordinator()
     assert old.node is not None
     running.nodes[old.node] = replace(running.nodes[old.node], cordoned=True)
-    second, third = (coordinator_ref(running, number) for number in (2, 3))
+    uid = running.topologies["flights"].uid
+    second, third = (IncarnationRef(uid, names.COORDINATOR_KEY, number) for number in (2, 3))
     pods = UncreatedPods({}).with_create_attempt(second, running.now, None)
     pods = pods.with_failed_create(second, "timed out", running.now, None, may_exist=True)
-    pods = pods.with_create_attempt(third, running.now, None)
-    for _ in range(9 * refused):
-        pods = pods.with_failed_create(third, "full", running.now, None, over_quota=True)
-    assert not is_coordinator_deleted(running, third, pods)
-
-
-@pytest.mark.parametrize(
-    ("failures", "over_quota", "age_s", "is_deleted"),
-    [
-        (3, True, 0.0, True),
-        (2, True, 0.0, False),  # other pods may end soon
-        (9, False, 0.0, False),  # a policy, say: it would refuse it all the same
-        (9, True, 60.0, False),  # of an earlier roll
-    ],
-)
-def test_a_coordinator_of_another_image_makes_room_in_a_full_quota(
-    running: ModelCluster, failures: int, over_quota: bool, age_s: float, is_deleted: bool
-) -> None:
-    running.edit("flights", image="another")
-    running.settle()
-    view = running.topologies["flights"]
-    running.topologies["flights"] = replace(view, roll=True, version=running.next_version())
-    ref, pods = coordinator_ref(running, 2), UncreatedPods({})
-    for _ in range(failures):
-        at = running.now - age_s
-        pods = pods.with_failed_create(ref, "refused", at, None, over_quota=over_quota)
-    pods = pods.with_create_attempt(ref, running.now, None)
-    assert is_coordinator_deleted(running, ref, pods) == is_deleted
-
-
-def coordinator_ref(running: ModelCluster, incarnation: int) -> IncarnationRef:
-    return IncarnationRef(running.topologies["flights"].uid, names.COORDINATOR_KEY, incarnation)
-
-
-def is_coordinator_deleted(
-    running: ModelCluster, reserved: IncarnationRef, uncreated: UncreatedPods
-) -> bool:
-    reserve_coordinator(running, reserved.incarnation)
-    running.uncreated_pods = uncreated
+    running.uncreated_pods = pods.with_create_attempt(third, running.now, None)
+    reserve_coordinator(running, third.incarnation)
     found = reconcile(running.snapshot(), running.now, running.settings)
-    deleted = [action.name for action in found if isinstance(action, DeletePod)]
-    return running.coordinator().name in deleted
+    assert old.name not in [action.name for action in found if isinstance(action, DeletePod)]
+
+
+def test_a_full_quota_counts_while_each_request_finds_it() -> None:
+    ref, now, pods = IncarnationRef("u", "flown/0/8", 1), 0.0, UncreatedPods({})
+    for over_quota, counts_since in ((True, 0.0), (True, 0.0), (False, None), (True, 7.0)):
+        pods = pods.with_create_attempt(ref, now, None)
+        pods = pods.with_failed_create(ref, "no", now, None, over_quota=over_quota)
+        assert pods.by_ref[ref].over_quota_since == counts_since
+        now = pods.by_ref[ref].retry_at
+    assert pods.by_ref[ref].is_over_quota_for(5.0, 13.0)
+    assert not pods.by_ref[ref].is_over_quota_for(5.0, 11.0)
+
+
+def test_what_failed_before_a_time_without_requests_is_forgotten() -> None:
+    ref, pods = IncarnationRef("u", "flown/0/8", 1), UncreatedPods({})
+    for at in (0.0, 1.0, 3.0):
+        pods = pods.with_failed_create(ref, "full", at, None, over_quota=True)
+    assert not pods.by_ref[ref].is_over_quota_for(3.0, now=60.0)
+    pods = pods.with_create_attempt(ref, 60.0, None)
+    assert not pods.by_ref[ref].is_over_quota_for(3.0, now=60.0)
+    pods = pods.with_failed_create(ref, "full", 60.0, None, over_quota=True)
+    assert (pods.by_ref[ref].failures, pods.by_ref[ref].over_quota_since) == (1, 60.0)
+
+
+def test_a_coordinator_waits_little_for_room_in_a_quota() -> None:
+    """The one that works makes room when it ends, or when its node is lost."""
+    ref, pods, now = IncarnationRef("u", names.COORDINATOR_KEY, 2), UncreatedPods({}), 0.0
+    for _ in range(9):
+        pods = pods.with_failed_create(ref, "full", now, None, over_quota=True)
+        assert pods.by_ref[ref].retry_at - now <= 4.0
+        now = pods.by_ref[ref].retry_at
+    pods = pods.with_failed_create(ref, "denied by policy", now, None)
+    assert pods.by_ref[ref].retry_at - now > 4.0
 
 
 def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster) -> None:

@@ -124,7 +124,7 @@ def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
     refusal = run(api).snapshot().uncreated_pods[REF]
     assert api.calls == ["POST pods", "DELETE old", "POST pods"]
     assert (refusal.message, refusal.predecessor_lost_at) == ("exceeded quota: pods", 990.0)
-    assert (refusal.retry_at > 1000.0, refusal.over_quota_at) == (True, 1000.0)
+    assert (refusal.retry_at > 1000.0, refusal.over_quota_since) == (True, 1000.0)
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
 )
 def test_only_a_full_quota_counts_as_one(status: int, message: str) -> None:
     uncreated = run(Refusing(status=status, message=message)).snapshot().uncreated_pods[REF]
-    assert (uncreated.message, uncreated.over_quota_at) == (message, None)
+    assert (uncreated.message, uncreated.over_quota_since) == (message, None)
 
 
 def test_a_conflict_without_an_object_is_named() -> None:

@@ -73,17 +73,68 @@ def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
     operator: ModelOperator,
 ) -> None:
     """Until a task with a live partner makes room: successors of tasks wait for the quota, too, and
-    without a coordinator nothing runs."""
+    could take the place of the coordinator."""
     model = operator.model
     model.add_node("d")
     model.quota = len(model.raw_pods)
     node = cordon_node_of_coordinator(model)
+    waited = False
     for _ in range(100):
         operator.run(4.0)
         assert not model.coordinator().terminating
         assert set(model.query_states().values()) == {"Live"}
+        waited |= "waits for the coordinator (" in model.condition("Valid")["message"]
+    assert waited
     assert model.coordinator().node not in (None, node)
     assert {p.segment_name for p in pods_on(model, node).values()} <= {"routes", "storms"}
+
+
+@pytest.mark.parametrize("after_s", [8.0, 20.0, 40.0])
+def test_a_coordinator_whose_drained_node_dies_is_replaced_soon_in_a_full_quota(
+    operator: ModelOperator, after_s: float
+) -> None:
+    model = operator.model
+    model.quota = len(model.raw_pods)
+    node = cordon_node_of_coordinator(model)
+    operator.run(after_s)
+    model.kill_node_until_not_ready(node)
+    operator.run(12.0)
+    assert model.coordinator().node not in (None, node)
+    assert set(model.query_states().values()) == {"Live"}
+
+
+def test_a_roll_waits_for_room_in_a_quota(operator: ModelOperator) -> None:
+    """Any pod could take the place of a coordinator that is deleted first."""
+    model = operator.model
+    model.quota, old = len(model.raw_pods), model.coordinator()
+    model.edit("flights", image="another")
+    operator.run(3.0)
+    view = model.topologies["flights"]
+    model.topologies["flights"] = replace(view, roll=True, version=model.next_version())
+    for _ in range(60):
+        operator.run(2.0)
+        assert model.coordinator() == old
+        assert set(model.query_states().values()) == {"Live"}
+    assert (
+        "the roll waits for a new coordinator (API server: pods"
+        in (model.condition("Valid")["message"])
+    )
+    model.quota += 1
+    operator.run(120.0)
+    assert {raw["spec"]["containers"][0]["image"] for raw in model.raw_pods.values()} == {"another"}
+    assert "waits" not in model.condition("Valid")["message"]
+
+
+def test_what_a_drain_waits_for_is_named_beside_an_invalid_edit(operator: ModelOperator) -> None:
+    model = operator.model
+    model.edit("flights", queries=[])
+    operator.run(3.0)
+    operator.api.errors = [ApiError("POST", "/pods", 403, "denied by policy")]
+    node = cordon_node_of_coordinator(model)
+    operator.run(20.0)
+    valid = model.condition("Valid")
+    assert valid["status"] == "False"
+    assert f"a drain of node {node} waits for the coordinator, " in valid["message"]
 
 
 def test_single_and_old_failures_are_not_reported() -> None:

@@ -13,7 +13,7 @@ from model_cluster import ModelCluster
 from rekindle import names
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
+from rekindle_operator.reconcile.actions import Action, DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import PodDefaults
 
@@ -227,28 +227,17 @@ def test_the_old_coordinator_works_until_the_new_one_has_started(
     assert len(images(running, "coordinator")) == 1
 
 
-@pytest.mark.parametrize("lack", ["capacity", "quota"])
 def test_a_new_coordinator_gets_the_place_of_the_old_one(
-    running: ModelCluster, monkeypatch: pytest.MonkeyPatch, lack: str
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bind, create = running._bind, running._admit
-
-    def is_alone() -> bool:
-        return len(images(running, "coordinator")) < 2
+    """If no node has room for both."""
+    bind = running._bind
 
     def bind_alone(raw: dict[str, Any], pod: PodView) -> bool:
-        return (pod.role != names.ROLE_COORDINATOR or is_alone()) and bind(raw, pod)
+        is_alone = len(images(running, "coordinator")) < 2
+        return (pod.role != names.ROLE_COORDINATOR or is_alone) and bind(raw, pod)
 
-    def admit_alone(action: CreatePod) -> None:
-        full = action.is_coordinator and bool(images(running, "coordinator"))
-        running.quota = len(running.raw_pods) if full else None
-        create(action)
-        running.quota = None
-
-    if lack == "capacity":
-        monkeypatch.setattr(running, "_bind", bind_alone)
-    else:
-        monkeypatch.setattr(running, "_admit", admit_alone)
+    monkeypatch.setattr(running, "_bind", bind_alone)
     running.edit("flights", image=NEW)
     request_roll(running)
     pass_seconds(running, 20)

@@ -24,7 +24,7 @@ from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import CoordinatorReport, read_report
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
-_OVER_QUOTA_S = 35.0  # longer than the wait between two requests for an uncreated pod
+_ABANDONED_AFTER_S = 10.0  # longer than a pass takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,21 +247,26 @@ class DryRunResult:
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
     `failures`: how many requests have failed in a row, of a coordinator's pod also those of earlier
-    incarnations. `over_quota_at`: when the newest one failed, if a quota was full. `may_exist`: the
-    newest request timed out or failed in the API server (5xx), so the pod may have been created,
-    and have ended since then."""
+    incarnations. `over_quota_since`: the first of them since which all found a quota full.
+    `may_exist`: the newest request timed out or failed in the API server (5xx), so the pod may have
+    been created, and have ended since then."""
 
     message: str
     failures: int
     retry_at: float
     predecessor_lost_at: float | None  # when the pod that it was to replace was lost
-    over_quota_at: float | None = None
+    over_quota_since: float | None = None
     may_exist: bool = False
 
-    def is_over_quota(self, now: float) -> bool:
-        """Whether a quota keeps the pod from being created: then another pod has to go first. What
-        an earlier replacement found proves nothing."""
-        return self.over_quota_at is not None and now - self.over_quota_at < _OVER_QUOTA_S
+    def is_abandoned(self, now: float) -> bool:
+        """Whether the next request was not sent when it was due: the pod is not wanted any more, or
+        again after a while. What failed before proves nothing then."""
+        return now - self.retry_at > _ABANDONED_AFTER_S
+
+    def is_over_quota_for(self, seconds: float, now: float) -> bool:
+        """Whether a quota has kept the pod from being created for so long."""
+        since = self.over_quota_since
+        return since is not None and now - since >= seconds and not self.is_abandoned(now)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,12 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from rekindle.backoff import BackoffPolicy
+from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.model import IncarnationRef, UncreatedPod
 
 _BACKOFF = BackoffPolicy(first_s=1.0, longest_s=30.0)
+# The quota has room once the coordinator that has worked until now ends, or is lost.
+_COORDINATOR_OVER_QUOTA = BackoffPolicy(first_s=1.0, longest_s=4.0)
 _NO_RESPONSE = "no response yet"
 
 
@@ -39,14 +42,17 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """Each further failure doubles the wait. `may_exist`: it was no refusal. `over_quota`: it
         was one because a quota is full."""
-        known = self.by_ref.get(ref)
-        failures = known.failures + 1 if known is not None else 1
+        known = _current(self.by_ref.get(ref), now)
+        failures = known.failures + 1
+        is_coordinator = ref.slot == COORDINATOR_KEY
+        backoff = _COORDINATOR_OVER_QUOTA if is_coordinator and over_quota else _BACKOFF
+        since = now if known.over_quota_since is None else known.over_quota_since
         fresh = UncreatedPod(
             message,
             failures,
-            retry_at=now + _BACKOFF.wait_s(failures),
+            retry_at=now + backoff.wait_s(failures),
             predecessor_lost_at=predecessor_lost_at,
-            over_quota_at=now if over_quota else None,
+            over_quota_since=since if over_quota else None,
             may_exist=may_exist,
         )
         return UncreatedPods({**self.without_slot(ref).by_ref, ref: fresh})
@@ -56,9 +62,7 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """A request was sent; its result is not known. It may be sent again at once."""
         before = (x for r, x in self.by_ref.items() if x.may_exist and r.is_same_slot(ref))
-        known = self.by_ref.get(ref) or next(before, None)
-        if known is None:
-            known = UncreatedPod(_NO_RESPONSE, 0, now, None)
+        known = _current(self.by_ref.get(ref) or next(before, None), now)
         fresh = replace(
             known, retry_at=now, predecessor_lost_at=predecessor_lost_at, may_exist=False
         )
@@ -74,3 +78,9 @@ class UncreatedPods:
 
     def without_topology(self, uid: str) -> UncreatedPods:
         return UncreatedPods({r: x for r, x in self.by_ref.items() if r.topology_uid != uid})
+
+
+def _current(known: UncreatedPod | None, now: float) -> UncreatedPod:
+    if known is None or known.is_abandoned(now):
+        return UncreatedPod(_NO_RESPONSE, 0, now, None)
+    return known

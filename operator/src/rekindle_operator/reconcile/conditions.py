@@ -19,6 +19,7 @@ from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.coordinator import why_not_created
 from rekindle_operator.reconcile.drains import waiting_drains
 from rekindle_operator.reconcile.health import (
     Health,
@@ -114,7 +115,8 @@ def _ready(valid: Condition, available: Condition) -> Condition:
 def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
     generation = context.view.generation
     if context.problems:
-        message = "; ".join((*map(str, context.problems), *_older_crd(context)))
+        notes = (*_older_crd(context), *waiting_drains(context, states))
+        message = "; ".join((*map(str, context.problems), *notes))
         if context.running is not None:
             message += f" [generation {context.running.generation} keeps running]"
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
@@ -153,6 +155,8 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
+    if roll.replaces_coordinator(context) and (why := why_not_created(context)):
+        yield f"the roll waits for a new coordinator ({why})"
     conflict = context.report.stream_conflict
     is_default_image = not context.newer_image and context.view.spec.get("image") is None
     if (

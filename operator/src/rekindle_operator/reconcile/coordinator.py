@@ -25,7 +25,6 @@ from rekindle_operator.reconcile.context import (
     draining_nodes,
     reserved_coordinator_incarnation,
 )
-from rekindle_operator.reconcile.moves import pods_on_draining_nodes
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
@@ -41,8 +40,7 @@ _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
 _NOT_NEEDED = "the one before it works and stays"
 _WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)  # reasons to replace a coordinator that works
-_NOT_CREATED = 2  # attempts; the first one may have failed by chance
-_OVER_QUOTA_FOR_LONG = 3  # attempts: their back-off adds up to 2 s at least
+_NOT_CREATED = 2  # requests; the first one may have failed by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +72,21 @@ def waiting_drain_of_coordinator(context: ReconcileContext) -> WaitingDrain | No
     if not _is_drained(context, holder):
         return None
     if holder is newest:
-        uncreated = _uncreated(context)
-        if uncreated is None:
-            return None
-        is_due = uncreated.failures >= _NOT_CREATED
-        why = f"API server: {uncreated.message}"
+        why = why_not_created(context)
+        is_due = bool(why)
     elif newest.node is None:
         is_due = _is_old(context, newest)
         why = newest.placement_failure or "no node takes it"
     else:
         is_due, why = bool(newest.container_error), newest.container_error
     return WaitingDrain(holder.node, f"successor: {why}") if is_due else None
+
+
+def why_not_created(context: ReconcileContext) -> str:
+    """Why requests for the next coordinator's pod fail; empty if not more than one has."""
+    uncreated = _uncreated(context)
+    is_due = uncreated is not None and uncreated.failures >= _NOT_CREATED
+    return f"API server: {uncreated.message}" if uncreated is not None and is_due else ""
 
 
 def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
@@ -200,28 +202,18 @@ def _working_meanwhile(
     why: str,
 ) -> PodView | None:
     """The pod that holds the Lease and is replaced for its image or its node alone. None if its
-    successor may need what it uses of a node or a quota."""
+    successor may need what it uses of a node. What it uses of a quota, any pod could take: so it
+    stays until its successor is created."""
     holder = _holder(pods, lease)
     if holder is None or newest is None or lease is None:
         return None
     if _pod_lost(context, holder) or _why_silent(context, holder, lease):
         return None
     if holder is newest:
-        return holder if why in _WHILE_IT_WORKS and not _may_free_quota(context, holder) else None
+        return holder if why in _WHILE_IT_WORKS else None
     is_unbound = newest.node is None and _is_old(context, newest)
     may_free_capacity = is_unbound and not _is_drained(context, holder)
     return None if may_free_capacity else holder
-
-
-def _may_free_quota(context: ReconcileContext, holder: PodView) -> bool:
-    """Whether its successor can only be created without it. Not in a drain: successors of tasks
-    wait for the quota, too, and could take its place."""
-    if _is_drained(context, holder) or pods_on_draining_nodes(context):
-        return False
-    uncreated = _uncreated(context)
-    if uncreated is None or uncreated.failures < _OVER_QUOTA_FOR_LONG:
-        return False
-    return uncreated.is_over_quota(context.pass_inputs.now)
 
 
 def _holder(pods: Sequence[PodView], lease: LeaseView | None) -> PodView | None:

@@ -20,6 +20,7 @@ _MAX_TASKS = 3  # with one reason
 _MAX_REASON_CHARS = 120  # a condition's message has 1,024 for all
 _CONFLICT = "no successor: its image and running tasks have other stream protocols"
 _NOT_LIVE = "not live: it moves once it is"
+_COORDINATOR = "the coordinator"
 
 
 def waiting_drains(context: ReconcileContext, states: Sequence[SlotState]) -> list[str]:
@@ -35,7 +36,7 @@ def waiting_drains(context: ReconcileContext, states: Sequence[SlotState]) -> li
         if why := _why(context, state, successors.get(state.slot)):
             found[state.pod.node][why].append(state.name)
     if waits := waiting_drain_of_coordinator(context):
-        found[waits.node][waits.why].insert(0, "the coordinator")
+        found[waits.node][waits.why].insert(0, _COORDINATOR)
     more = len(found) - _MAX_NODES
     texts = [_text(node, reasons) for node, reasons in sorted(found.items())[:_MAX_NODES]]
     return [*texts, f"and of {more} more nodes"] if more > 0 else texts
@@ -51,7 +52,11 @@ def _why(context: ReconcileContext, state: SlotState, successor: SlotState | Non
 
 
 def _text(node: str, reasons: Mapping[str, Sequence[str]]) -> str:
-    most_first = sorted(reasons.items(), key=lambda item: (-len(item[1]), item[0]))
+    def order(item: tuple[str, Sequence[str]]) -> tuple[bool, int, str]:
+        why, waiting = item
+        return _COORDINATOR not in waiting, -len(waiting), why
+
+    most_first = sorted(reasons.items(), key=order)
     shown = [
         f"{', '.join(tasks[:_MAX_TASKS])}{' ...' * (len(tasks) > _MAX_TASKS)} ({_shortened(why)})"
         for why, tasks in most_first[:_MAX_REASONS]

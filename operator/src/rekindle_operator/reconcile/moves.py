@@ -30,12 +30,12 @@ from rekindle_operator.recovery.losses import Loss
 MOVES_AT_ONCE = 2
 """Of a topology: successors that start take the CPU of those that run."""
 SUCCESSOR_WITHOUT_NODE_S = 60.0
-"""How long a successor may find no node before a task with a live partner is removed without it."""
+"""How long a successor may find no node, or no room in a quota, before a task with a live partner
+is removed without it."""
 LATE_S = 300.0
 """A successor that runs for longer without taking over does not count in `MOVES_AT_ONCE`."""
 _UNBOUND_FOR_LONG = 4  # incarnations that were not bound: their growing timeouts add up to 75 s
 _REFUSED = 2  # attempts; the first one may have failed by chance
-_REFUSED_FOR_LONG = 7  # attempts: their back-off adds up to a minute
 _MAY_BE_LIVE = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
 
 
@@ -54,7 +54,7 @@ def with_moves(
     leaving: frozenset[str] = frozenset(),
 ) -> MovedStates:
     """`leaving`: names of pods that are to be replaced although their nodes are not cordoned."""
-    leaving |= pods_on_draining_nodes(context)
+    leaving |= _pods_on_draining_nodes(context)
     pairs = [_by_age(numbered) for numbered in replicas]
     partners = _on_staying_nodes(replicas, leaving)
     successors = [new for old, new in pairs if new.pod is not None and _leaves(old, leaving)]
@@ -121,8 +121,7 @@ def _leaves(state: SlotState, leaving: frozenset[str]) -> bool:
     return state.phase is SlotPhase.BOUND and state.pod is not None and state.pod.name in leaving
 
 
-def pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
-    """Names of the pods of tasks there."""
+def _pods_on_draining_nodes(context: ReconcileContext) -> frozenset[str]:
     draining = draining_nodes(context)
     return frozenset(p.name for p in task_pods(context) if p.node in draining)
 
@@ -193,9 +192,8 @@ def _has_no_node(context: ReconcileContext, successor: SlotState) -> bool:
     """Whether for a long time no node takes its pod, or a quota is full."""
     pod, uncreated, pass_inputs = successor.pod, successor.uncreated_pod, context.pass_inputs
     if pod is None:
-        if uncreated is None or uncreated.failures < _REFUSED_FOR_LONG:
-            return False
-        return uncreated.is_over_quota(pass_inputs.now)
+        long_s, now = SUCCESSOR_WITHOUT_NODE_S, pass_inputs.now
+        return uncreated is not None and uncreated.is_over_quota_for(long_s, now)
     if successor.phase not in (SlotPhase.GATED, SlotPhase.OPEN):
         return False
     is_old = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now) >= SUCCESSOR_WITHOUT_NODE_S

@@ -53,6 +53,11 @@ def is_replaced_by_roll(context: ReconcileContext, coordinator: PodView) -> bool
     return is_requested(context) and _has_other_image(context, coordinator)
 
 
+def replaces_coordinator(context: ReconcileContext) -> bool:
+    """A roll is requested, and the coordinator that works has another image."""
+    return is_requested(context) and keeps_older_coordinator(context)
+
+
 def keeps_older_coordinator(context: ReconcileContext) -> bool:
     """An edit has changed the image; the coordinator that works has the one before."""
     newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
