@@ -123,13 +123,13 @@ def test_a_coordinator_that_works_stays_while_its_successor_is_not_created(
 
 def test_a_full_quota_counts_while_each_request_finds_it() -> None:
     ref, now, pods = IncarnationRef("u", "flown/0/8", 1), 0.0, UncreatedPods({})
-    for over_quota, counts_since in ((True, 0.0), (True, 0.0), (False, None), (True, 7.0)):
+    for over_quota in (True, True, False, True, True, True):
         pods = pods.with_create_attempt(ref, now, None)
         pods = pods.with_failed_create(ref, "no", now, None, over_quota=over_quota)
-        assert pods.by_ref[ref].over_quota_since == counts_since
-        now = pods.by_ref[ref].retry_at
-    assert pods.by_ref[ref].is_over_quota_for(5.0, 13.0)
-    assert not pods.by_ref[ref].is_over_quota_for(5.0, 11.0)
+        failed_at, now = now, pods.by_ref[ref].retry_at
+    assert failed_at == 31.0  # after 1, 2, 4, 8 and 16 s; the one after 3 s found another reason
+    assert pods.by_ref[ref].is_over_quota_for(31.0 - 7.0, now)
+    assert not pods.by_ref[ref].is_over_quota_for(31.0 - 7.0 + 1.0, now), "none was sent since then"
 
 
 def test_what_failed_before_a_time_without_requests_is_forgotten() -> None:
@@ -143,15 +143,25 @@ def test_what_failed_before_a_time_without_requests_is_forgotten() -> None:
     assert (pods.by_ref[ref].failures, pods.by_ref[ref].over_quota_since) == (1, 60.0)
 
 
-def test_a_coordinator_waits_little_for_room_in_a_quota() -> None:
-    """The one that works makes room when it ends, or when its node is lost."""
-    ref, pods, now = IncarnationRef("u", names.COORDINATOR_KEY, 2), UncreatedPods({}), 0.0
-    for _ in range(9):
-        pods = pods.with_failed_create(ref, "full", now, None, over_quota=True)
-        assert pods.by_ref[ref].retry_at - now <= 4.0
+@pytest.mark.parametrize("seconds", [0.1, 9.0, 13.0])
+def test_requests_that_hang_count_as_others(seconds: float) -> None:
+    ref, pods, now = IncarnationRef("u", "flown/0/8", 1), UncreatedPods({}), 0.0
+    for failures in range(1, 9):
+        pods = pods.with_create_attempt(ref, now, None)
+        pods = pods.with_failed_create(ref, "timed out", now + seconds, None)
+        assert pods.by_ref[ref].failures == failures
         now = pods.by_ref[ref].retry_at
-    pods = pods.with_failed_create(ref, "denied by policy", now, None)
-    assert pods.by_ref[ref].retry_at - now > 4.0
+
+
+def test_failures_while_the_predecessor_worked_do_not_count_once_it_is_lost() -> None:
+    ref, pods = IncarnationRef("u", names.COORDINATOR_KEY, 2), UncreatedPods({})
+    for at in (0.0, 1.0, 3.0, 7.0, 15.0):
+        pods = pods.with_create_attempt(ref, at, None)
+        pods = pods.with_failed_create(ref, "full", at, None, over_quota=True)
+    for at in (16.0, 17.0):
+        pods = pods.with_create_attempt(ref, at, 16.0)
+        pods = pods.with_failed_create(ref, "full", at, 16.0, over_quota=True)
+    assert (pods.by_ref[ref].failures, pods.by_ref[ref].retry_at) == (2, 19.0)
 
 
 def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster) -> None:

@@ -1,10 +1,11 @@
-"""Repeated failures of actions are reported in the condition Degraded."""
+"""Actions that fail: what is reported, and what goes on meanwhile."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
 from model_cluster import ModelCluster
 
@@ -90,15 +91,23 @@ def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
 
 
 @pytest.mark.parametrize("after_s", [8.0, 20.0, 40.0])
+@pytest.mark.parametrize("status", [0, 409, 500])
 def test_a_coordinator_whose_drained_node_dies_is_replaced_soon_in_a_full_quota(
-    operator: ModelOperator, after_s: float
+    operator: ModelOperator, after_s: float, status: int
 ) -> None:
+    """`status`: of the last request before that; 0: also over the quota."""
     model = operator.model
     model.quota = len(model.raw_pods)
     node = cordon_node_of_coordinator(model)
     operator.run(after_s)
+    if status:
+        operator.api.errors = [ApiError("POST", "/pods", status, "not now")]
+        before = len(operator.api.calls_of("POST", "/pods"))
+        while len(operator.api.calls_of("POST", "/pods")) == before:
+            operator.run(0.5)
+        operator.api.errors.clear()
     model.kill_node_until_not_ready(node)
-    operator.run(12.0)
+    operator.run(9.0)
     assert model.coordinator().node not in (None, node)
     assert set(model.query_states().values()) == {"Live"}
 
@@ -127,14 +136,18 @@ def test_a_roll_waits_for_room_in_a_quota(operator: ModelOperator) -> None:
 
 def test_what_a_drain_waits_for_is_named_beside_an_invalid_edit(operator: ModelOperator) -> None:
     model = operator.model
-    model.edit("flights", queries=[])
+    query = flights_spec()["queries"][0]
+    wrong = [{**query, "name": f"q{n}", "from": f"missing{n}"} for n in range(40)]
+    model.edit("flights", queries=wrong)
     operator.run(3.0)
+    assert len(model.condition("Valid")["message"]) > 1000
     operator.api.errors = [ApiError("POST", "/pods", 403, "denied by policy")]
     node = cordon_node_of_coordinator(model)
     operator.run(20.0)
     valid = model.condition("Valid")
     assert valid["status"] == "False"
     assert f"a drain of node {node} waits for the coordinator, " in valid["message"]
+    assert valid["message"].endswith("[generation 1 keeps running]")
 
 
 def test_single_and_old_failures_are_not_reported() -> None:

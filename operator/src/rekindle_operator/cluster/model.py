@@ -24,7 +24,7 @@ from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import CoordinatorReport, read_report
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
-_ABANDONED_AFTER_S = 10.0  # longer than a pass takes
+_ABANDONED_AFTER_S = 30.0  # longer than a pass and a request that hangs
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,14 +247,15 @@ class DryRunResult:
 class UncreatedPod:
     """The API server has not created the pod of a reserved incarnation, as far as is known.
     `failures`: how many requests have failed in a row, of a coordinator's pod also those of earlier
-    incarnations. `over_quota_since`: the first of them since which all found a quota full.
-    `may_exist`: the newest request timed out or failed in the API server (5xx), so the pod may have
-    been created, and have ended since then."""
+    incarnations. `failed_at`: when the newest one did; `over_quota_since`: when the first one did
+    since which all have found a quota full. `may_exist`: the newest request timed out or failed in
+    the API server (5xx), so the pod may have been created, and have ended since then."""
 
     message: str
     failures: int
     retry_at: float
     predecessor_lost_at: float | None  # when the pod that it was to replace was lost
+    failed_at: float = -inf
     over_quota_since: float | None = None
     may_exist: bool = False
 
@@ -263,10 +264,16 @@ class UncreatedPod:
         again after a while. What failed before proves nothing then."""
         return now - self.retry_at > _ABANDONED_AFTER_S
 
+    def is_before_loss(self, predecessor_lost_at: float | None) -> bool:
+        """Whether all requests were sent while the predecessor worked, and it is lost now."""
+        return predecessor_lost_at is not None and self.predecessor_lost_at is None
+
     def is_over_quota_for(self, seconds: float, now: float) -> bool:
-        """Whether a quota has kept the pod from being created for so long."""
+        """Whether all requests over so long a time have found a quota full."""
         since = self.over_quota_since
-        return since is not None and now - since >= seconds and not self.is_abandoned(now)
+        return (
+            since is not None and self.failed_at - since >= seconds and not self.is_abandoned(now)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,12 +17,9 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from rekindle.backoff import BackoffPolicy
-from rekindle.names import COORDINATOR_KEY
 from rekindle_operator.cluster.model import IncarnationRef, UncreatedPod
 
 _BACKOFF = BackoffPolicy(first_s=1.0, longest_s=30.0)
-# The quota has room once the coordinator that has worked until now ends, or is lost.
-_COORDINATOR_OVER_QUOTA = BackoffPolicy(first_s=1.0, longest_s=4.0)
 _NO_RESPONSE = "no response yet"
 
 
@@ -42,16 +39,15 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """Each further failure doubles the wait. `may_exist`: it was no refusal. `over_quota`: it
         was one because a quota is full."""
-        known = _current(self.by_ref.get(ref), now)
+        known = self.by_ref.get(ref, UncreatedPod(_NO_RESPONSE, 0, now, None))
         failures = known.failures + 1
-        is_coordinator = ref.slot == COORDINATOR_KEY
-        backoff = _COORDINATOR_OVER_QUOTA if is_coordinator and over_quota else _BACKOFF
         since = now if known.over_quota_since is None else known.over_quota_since
         fresh = UncreatedPod(
             message,
             failures,
-            retry_at=now + backoff.wait_s(failures),
+            retry_at=now + _BACKOFF.wait_s(failures),
             predecessor_lost_at=predecessor_lost_at,
+            failed_at=now,
             over_quota_since=since if over_quota else None,
             may_exist=may_exist,
         )
@@ -60,9 +56,12 @@ class UncreatedPods:
     def with_create_attempt(
         self, ref: IncarnationRef, now: float, predecessor_lost_at: float | None
     ) -> UncreatedPods:
-        """A request was sent; its result is not known. It may be sent again at once."""
+        """A request was sent; its result is not known. It may be sent again at once. What failed
+        while the predecessor worked does not count once it is lost."""
         before = (x for r, x in self.by_ref.items() if x.may_exist and r.is_same_slot(ref))
-        known = _current(self.by_ref.get(ref) or next(before, None), now)
+        known = self.by_ref.get(ref) or next(before, None)
+        if known is None or known.is_abandoned(now) or known.is_before_loss(predecessor_lost_at):
+            known = UncreatedPod(_NO_RESPONSE, 0, now, None)
         fresh = replace(
             known, retry_at=now, predecessor_lost_at=predecessor_lost_at, may_exist=False
         )
@@ -78,9 +77,3 @@ class UncreatedPods:
 
     def without_topology(self, uid: str) -> UncreatedPods:
         return UncreatedPods({r: x for r, x in self.by_ref.items() if r.topology_uid != uid})
-
-
-def _current(known: UncreatedPod | None, now: float) -> UncreatedPod:
-    if known is None or known.is_abandoned(now):
-        return UncreatedPod(_NO_RESPONSE, 0, now, None)
-    return known

@@ -20,7 +20,7 @@ from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import why_not_created
-from rekindle_operator.reconcile.drains import waiting_drains
+from rekindle_operator.reconcile.drains import cut, waiting_drains
 from rekindle_operator.reconcile.health import (
     Health,
     ReplicaState,
@@ -32,6 +32,7 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
 _MAX_MESSAGE_CHARS = 1024
+_LEAST_PROBLEM_CHARS = 300
 _SHOWN_NAMES = 10  # in a message
 _REFUSED = "RefusedByTask"
 _MAX_MISSED_CHECKPOINTS = 3
@@ -115,10 +116,11 @@ def _ready(valid: Condition, available: Condition) -> Condition:
 def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
     generation = context.view.generation
     if context.problems:
-        notes = (*_older_crd(context), *waiting_drains(context, states))
-        message = "; ".join((*map(str, context.problems), *notes))
+        rest = "".join(f"; {n}" for n in (*_older_crd(context), *waiting_drains(context, states)))
         if context.running is not None:
-            message += f" [generation {context.running.generation} keeps running]"
+            rest += f" [generation {context.running.generation} keeps running]"
+        problems = "; ".join(map(str, context.problems))
+        message = cut(problems, max(_MAX_MESSAGE_CHARS - len(rest), _LEAST_PROBLEM_CHARS)) + rest
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
     if not context.validation_ended:
         message = f"generation {generation}: waiting for validation of the spec and its pods"

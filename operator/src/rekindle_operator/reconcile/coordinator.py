@@ -40,7 +40,7 @@ _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
 _NOT_NEEDED = "the one before it works and stays"
 _WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)  # reasons to replace a coordinator that works
-_NOT_CREATED = 2  # requests; the first one may have failed by chance
+_NOT_CREATED = 3  # requests; the first two are sent in one pass, and may have failed by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +83,11 @@ def waiting_drain_of_coordinator(context: ReconcileContext) -> WaitingDrain | No
 
 
 def why_not_created(context: ReconcileContext) -> str:
-    """Why requests for the next coordinator's pod fail; empty if not more than one has."""
+    """Why requests for the next coordinator's pod fail; empty if only the first ones have."""
     uncreated = _uncreated(context)
-    is_due = uncreated is not None and uncreated.failures >= _NOT_CREATED
-    return f"API server: {uncreated.message}" if uncreated is not None and is_due else ""
+    if uncreated is None or uncreated.is_abandoned(context.pass_inputs.now):
+        return ""
+    return f"API server: {uncreated.message}" if uncreated.failures >= _NOT_CREATED else ""
 
 
 def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
@@ -127,7 +128,12 @@ def _next_coordinator(
     losses, defaults = pass_inputs.losses, pass_inputs.settings.pods
     reserved, uncreated = reserved_coordinator_incarnation(context), _uncreated(context)
     ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, reserved)
-    may_retry = uncreated is None or pass_inputs.now >= uncreated.retry_at
+    lost_at = None if why in _WHILE_IT_WORKS else pass_inputs.now
+    may_retry = (
+        uncreated is None
+        or pass_inputs.now >= uncreated.retry_at
+        or uncreated.is_before_loss(lost_at)
+    )
     if uncreated is None or (uncreated.may_exist and may_retry):
         incarnation = max(reserved, newest.incarnation if newest else 0) + 1
         ref = IncarnationRef(view.uid, names.COORDINATOR_KEY, incarnation)
@@ -146,8 +152,12 @@ def _next_coordinator(
     if may_retry:
         prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
         prepare.append(EnsureBudget(view.namespace, disruption_budget(view)))
-        create = (CreatePod(view.namespace, pod, ref),)
-    return CoordinatorReplacement(why, ref.incarnation, tuple(prepare), create, pod=pod)
+        create = (CreatePod(view.namespace, pod, ref, lost_at),)
+    # No capacity is kept for one that nothing needs yet, and that the API server does not create.
+    needs_node = why not in _WHILE_IT_WORKS or not why_not_created(context)
+    return CoordinatorReplacement(
+        why, ref.incarnation, tuple(prepare), create, pod=pod if needs_node else None
+    )
 
 
 def _uncreated(context: ReconcileContext) -> UncreatedPod | None:

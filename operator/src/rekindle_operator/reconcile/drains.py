@@ -57,13 +57,13 @@ def _text(node: str, reasons: Mapping[str, Sequence[str]]) -> str:
         return _COORDINATOR not in waiting, -len(waiting), why
 
     most_first = sorted(reasons.items(), key=order)
-    shown = [
-        f"{', '.join(tasks[:_MAX_TASKS])}{' ...' * (len(tasks) > _MAX_TASKS)} ({_shortened(why)})"
-        for why, tasks in most_first[:_MAX_REASONS]
-    ]
+    shown = []
+    for why, tasks in most_first[:_MAX_REASONS]:
+        some = f"{', '.join(tasks[:_MAX_TASKS])}{' ...' * (len(tasks) > _MAX_TASKS)}"
+        shown.append(f"{some} ({cut(why, _MAX_REASON_CHARS)})")
     more = " and others" if len(most_first) > _MAX_REASONS else ""
     return f"a drain of node {node} waits for {' and '.join(shown)}{more}"
 
 
-def _shortened(text: str) -> str:
-    return text if len(text) <= _MAX_REASON_CHARS else f"{text[: _MAX_REASON_CHARS - 4]} ..."
+def cut(text: str, most_chars: int) -> str:
+    return text if len(text) <= most_chars else f"{text[: most_chars - 4]} ..."

@@ -94,8 +94,10 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
     """Why a successor makes no progress, as far as is known; empty: it may be making some."""
     pod, uncreated = successor.pod, successor.uncreated_pod
     if pod is None or uncreated is not None:
-        is_refused = uncreated is not None and uncreated.failures >= _REFUSED
-        return successor.refusal if is_refused else ""
+        now = context.pass_inputs.now
+        if uncreated is None or uncreated.failures < _REFUSED or uncreated.is_abandoned(now):
+            return ""
+        return successor.refusal
     if successor.phase is not SlotPhase.BOUND:
         is_new = not pod.failed_placements and not _has_no_node(context, successor)
         return "" if is_new else successor.refusal or "no node takes it"
