@@ -302,11 +302,7 @@ class ModelCluster(ModelState):
             lost_at = action.predecessor_lost_at
             attempted = self.uncreated_pods.with_create_attempt(action.ref, self.now, lost_at)
             self.uncreated_pods = attempted.with_failed_create(
-                action.ref,
-                "exceeded quota",
-                self.now,
-                action.predecessor_lost_at,
-                over_quota=True,
+                action.ref, "exceeded quota", self.now, lost_at, over_quota=True
             )
         else:
             self.uncreated_pods = self.uncreated_pods.without_slot(action.ref)

@@ -20,7 +20,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle_operator.cluster.model import IncarnationRef, UncreatedPod
 
 _BACKOFF = BackoffPolicy(first_s=1.0, longest_s=30.0)
-_NO_RESPONSE = "no response yet"
+_NOT_TRIED = UncreatedPod("no response yet", failures=0, retry_at=0.0, predecessor_lost_at=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class UncreatedPods:
     ) -> UncreatedPods:
         """Each further failure doubles the wait. `may_exist`: it was no refusal. `over_quota`: it
         was one because a quota is full."""
-        known = self.by_ref.get(ref, UncreatedPod(_NO_RESPONSE, 0, now, None))
+        known = self.by_ref.get(ref, _NOT_TRIED)
         failures = known.failures + 1
         since = now if known.over_quota_since is None else known.over_quota_since
         fresh = UncreatedPod(
@@ -61,7 +61,7 @@ class UncreatedPods:
         before = (x for r, x in self.by_ref.items() if x.may_exist and r.is_same_slot(ref))
         known = self.by_ref.get(ref) or next(before, None)
         if known is None or known.is_abandoned(now) or known.is_before_loss(predecessor_lost_at):
-            known = UncreatedPod(_NO_RESPONSE, 0, now, None)
+            known = _NOT_TRIED
         fresh = replace(
             known, retry_at=now, predecessor_lost_at=predecessor_lost_at, may_exist=False
         )
