@@ -17,6 +17,7 @@ from rekindle_operator.dispatch import STALL_S, Dispatcher, Outcome
 from rekindle_operator.reconcile.actions import (
     CreatePod,
     DeleteGenerationRecord,
+    DeletePod,
     PlanRank,
     TopologyActions,
     WriteStatus,
@@ -36,6 +37,13 @@ def scheduled(
     return ScheduledAction(
         topology_key, action, name, order, PlanRank(0, 0), (after,) if after else ()
     )
+
+
+def deletion(
+    name: str, namespace: str = "t", order: ActionOrder = ActionOrder.CLEAN_UP
+) -> ScheduledAction:
+    action = DeletePod(namespace, name, uid="", version=1, grace_s=None, why="")
+    return ScheduledAction(namespace, action, name, order, PlanRank(0, 0))
 
 
 @dataclass
@@ -204,23 +212,40 @@ def test_a_late_refusal_is_not_retried_after_its_pass(doer: Doer) -> None:
     """Later passes decide again whether there is to be a pod."""
     doer = QuotaDoer(released=doer.released)
     doing = dispatcher(doer)
-    clean_up = scheduled("delete", order=ActionOrder.CLEAN_UP)
-    doing.run([scheduled("hang"), clean_up])
+    doing.run([scheduled("hang"), deletion("delete")])
     doer.released.set()
     wait_for("the call ends", lambda: "hang" in doer.done)
-    doing.run([clean_up])
+    doing.run([deletion("delete")])
     assert doer.done.count("hang") == 1
 
 
-def test_a_refusal_is_retried_in_a_pass_that_still_wants_the_pod(doer: Doer) -> None:
+@pytest.mark.parametrize("order", [ActionOrder.PREPARE, ActionOrder.CLEAN_UP])
+def test_a_refusal_is_retried_in_a_pass_that_still_wants_the_pod(
+    doer: Doer, order: ActionOrder
+) -> None:
     doer = QuotaDoer(released=doer.released)
     doing = dispatcher(doer)
     doing.run([scheduled("hang")])
     releasing = threading.Timer(0.05, doer.released.set)
     releasing.start()
-    doing.run([scheduled("hang"), scheduled("then-delete", order=ActionOrder.CLEAN_UP)])
+    doing.run([scheduled("hang"), deletion("then-delete", order=order)])
     releasing.join()
     assert doer.done.count("hang") == 2
+
+
+@pytest.mark.parametrize(
+    "clean_up",
+    [scheduled("then-budget", order=ActionOrder.CLEAN_UP), deletion("then-delete", "another")],
+    ids=["of another kind", "in another namespace"],
+)
+def test_a_refusal_is_not_retried_where_no_pod_is_deleted(
+    doer: Doer, clean_up: ScheduledAction
+) -> None:
+    """No room was made; a second request would only double the wait."""
+    doer = QuotaDoer(released=doer.released)
+    doer.released.set()
+    dispatcher(doer).run([scheduled("hang"), clean_up])
+    assert doer.done.count("hang") == 1
 
 
 def test_an_event_is_kept_for_the_next_pass(doer: Doer) -> None:

@@ -9,8 +9,9 @@ from flights_example import flights_spec
 from model_api import ApiError, ModelOperator
 from model_cluster import ModelCluster
 
+from rekindle import names
 from rekindle_operator.cluster.failures import ActionFailures
-from rekindle_operator.cluster.model import PodView
+from rekindle_operator.cluster.model import PodView, UncreatedPod
 
 
 @pytest.fixture
@@ -45,6 +46,16 @@ def cordon_node_of_coordinator(model: ModelCluster) -> str:
     assert node is not None
     model.nodes[node] = replace(model.nodes[node], cordoned=True, version=model.next_version())
     return node
+
+
+def uncreated_coordinator(operator: ModelOperator) -> UncreatedPod:
+    uncreated = operator.cache.snapshot().uncreated_pods
+    return next(x for ref, x in uncreated.items() if ref.slot == names.COORDINATOR_KEY)
+
+
+def has_met_full_quota(operator: ModelOperator) -> bool:
+    """With the newest request for the coordinator's pod."""
+    return uncreated_coordinator(operator).over_quota_since is not None
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 408, 409, 422, 429, 500, 504])
@@ -102,17 +113,30 @@ def test_a_coordinator_whose_drained_node_dies_is_replaced_soon_in_a_full_quota(
     operator.run(after_s)
     if status:
         operator.api.errors = [ApiError("POST", "/pods", status, "not now")]
-        before = len(operator.api.calls_of("POST", "/pods"))
         for _ in range(80):  # requests are at most 30 s apart
             operator.run(0.5)
-            if len(operator.api.calls_of("POST", "/pods")) > before:
+            if not has_met_full_quota(operator):
                 break
-        assert len(operator.api.calls_of("POST", "/pods")) > before
+        assert not has_met_full_quota(operator)
         operator.api.errors.clear()
     model.kill_node_until_not_ready(node)
     operator.run(9.0)
     assert model.coordinator().node not in (None, node)
     assert set(model.query_states().values()) == {"Live"}
+
+
+def test_a_coordinator_that_a_quota_refuses_is_requested_once_after_each_wait(
+    operator: ModelOperator,
+) -> None:
+    """Each failure doubles the wait once."""
+    model = operator.model
+    model.quota = len(model.raw_pods)
+    cordon_node_of_coordinator(model)
+    for failures, seconds in ((1, 1.0), (2, 2.0), (3, 4.0), (4, 8.0)):
+        operator.run(0.5)
+        assert uncreated_coordinator(operator).failures == failures
+        operator.run(seconds - 0.5)
+        assert uncreated_coordinator(operator).failures == failures
 
 
 def test_a_roll_waits_for_room_in_a_quota(operator: ModelOperator) -> None:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 
 from rekindle_operator.metrics import RECONCILE_ERRORS
+from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.reconcile.schedule import ActionOrder, ScheduledAction
 from rekindle_operator.retries import Retries
 
@@ -41,7 +42,7 @@ class Outcome(Enum):
     DONE = auto()
     FAILED = auto()  # retried after its back-off
     # The back-off of these is that of the uncreated pod.
-    POD_REFUSED = auto()  # retried once after `CLEAN_UP`
+    POD_REFUSED = auto()  # retried once if the pass deletes pods in that namespace
     POD_MAY_EXIST = auto()  # neither created nor refused: the next pass decides
 
 
@@ -115,7 +116,7 @@ class Dispatcher:
         self._running: dict[str, _RunningAction] = {}
         self._decided: dict[str, ScheduledAction] = {}  # by this pass, by key; empty between passes
         self._not_done: set[str] = set()  # keys of this pass that are not done
-        self._cleans_up = False  # whether this pass deletes pods or generation records
+        self._deletes_pods_in: set[str] = set()  # namespaces, in this pass
         self._events: deque[ScheduledAction] = deque(maxlen=_MAX_EVENTS)
 
     def run(self, actions: Iterable[ScheduledAction]) -> None:
@@ -140,7 +141,9 @@ class Dispatcher:
         not_due = {s.key for s in actions if s.key not in due}
         self._decided = {s.key: s for s in actions}
         self._not_done = set(self._decided)
-        self._cleans_up = any(s.order is ActionOrder.CLEAN_UP for s in self._queue)
+        self._deletes_pods_in = {
+            s.namespace for s in self._queue if isinstance(s.action, DeletePod)
+        }
         for key in not_due:
             self._drop_dependents(key)
 
@@ -242,7 +245,7 @@ class Dispatcher:
                     self._drop_dependents(action.key)
                 case Outcome.POD_REFUSED:
                     self._drop_dependents(action.key)
-                    self._retry_after_clean_up(action)
+                    self._retry_if_room_was_made(action)
                 case Outcome.POD_MAY_EXIST:
                     self._drop_dependents(action.key)
                 case None:
@@ -251,13 +254,14 @@ class Dispatcher:
             self._start_actions()
             self._changed.notify_all()
 
-    def _retry_after_clean_up(self, action: ScheduledAction) -> None:
+    def _retry_if_room_was_made(self, action: ScheduledAction) -> None:
         """A quota may count pods that this pass deletes. A call that hung may be of an earlier
         pass: it is retried only if this pass has decided the same."""
         decided = self._decided.get(action.key)
-        if decided is None or not self._cleans_up or action.order is not ActionOrder.PLACE_PODS:
+        if decided is None or decided.namespace not in self._deletes_pods_in:
             return
-        self._queue.insert(replace(decided, order=ActionOrder.CREATE_AGAIN, after=()))
+        if action.order is ActionOrder.PLACE_PODS:
+            self._queue.insert(replace(decided, order=ActionOrder.CREATE_AGAIN, after=()))
 
     def _outcome(self, action: ScheduledAction) -> Outcome | None:
         """None: this replica no longer leads."""

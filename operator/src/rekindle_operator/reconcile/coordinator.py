@@ -40,7 +40,7 @@ _OTHER_IMAGE = "it runs another image"
 _DRAINED = "its node is drained"
 _NOT_NEEDED = "the one before it works and stays"
 _WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)  # reasons to replace a coordinator that works
-_NOT_CREATED = 3  # requests; the first two are sent in one pass, and may have failed by chance
+_NOT_CREATED = 3  # requests; a pass that deletes pods sends two, which may fail by chance
 
 
 @dataclass(frozen=True, slots=True)

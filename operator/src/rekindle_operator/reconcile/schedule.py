@@ -46,7 +46,7 @@ class ActionOrder(IntEnum):
     PLACE_PODS = 1  # create them, and open their gates
     VALIDATE = 2
     CLEAN_UP = 3
-    CREATE_AGAIN = 4  # given by `dispatch`: pods that a quota refused before the clean-up
+    CREATE_AGAIN = 4  # given by `dispatch`: pods that a quota refused before pods were deleted
     REPORT = 5
     EMIT_EVENTS = 6
 
