@@ -30,10 +30,10 @@ test: lint tools  ## all that CI runs but smoke: lint, unit tests, Spark, the co
 	$(PY) -m pytest -m "cluster and not long"
 
 # Another cluster is used only if it is asked for: its tests are not even collected without NODES.
-EXTERNAL := $(filter existing kind,$(NODES))
+EXTERNAL := $(filter existing,$(NODES))
 FAILURES := $(if $(EXTERNAL),external,$(if $(filter kubelet,$(NODES)),kubelet,not kubelet and not external))
 
-failures: $(if $(EXTERNAL),setup,tools) ## whole topologies under kill -9, freezes and lost nodes: NODES=kubelet, existing, kind
+failures: $(if $(EXTERNAL),setup,tools) ## whole topologies under kill -9, freezes and lost nodes: NODES=kubelet, existing
 	$(PY) -m pytest -m "failures and ($(FAILURES))"
 
 e2e: tools        ## on real kubelets and containerd, as root: not part of `make test`

@@ -1,13 +1,17 @@
-"""Settings of all tests: hypothesis without deadlines, fewer garbage collections, no log in the
+"""Settings of all tests: profiles of hypothesis, fewer garbage collections, no log in the
 user's home, programs that SIGINT ends."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+
+from rekindle.directories import cache_root
 
 if TYPE_CHECKING:  # mypy allows one module named conftest, and checks the others as these
     import operator.tests.conftest  # noqa: F401
@@ -15,10 +19,21 @@ if TYPE_CHECKING:  # mypy allows one module named conftest, and checks the other
     import e2e.tests.conftest  # noqa: F401
     import pipelines.tests.conftest  # noqa: F401
 
+# `--hypothesis-profile=nightly` takes the other one. What failed anywhere is tried first in every
+# clone on this machine.
 settings.register_profile(
-    "rekindle", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow]
+    "ci",
+    deadline=None,
+    max_examples=20,
+    suppress_health_check=[
+        HealthCheck.too_slow,
+        HealthCheck.data_too_large,
+        HealthCheck.large_base_example,
+    ],
+    database=DirectoryBasedExampleDatabase(cache_root(os.environ) / "hypothesis"),
 )
-settings.load_profile("rekindle")
+settings.register_profile("nightly", settings.get_profile("ci"), max_examples=200)
+settings.load_profile("ci")
 
 gc.disable()  # while modules are imported: nothing of them is garbage
 

@@ -1,5 +1,5 @@
 """The types of clusters that failure tests run on; real kubelets where the machine can have them,
-and clusters that are not embedded where the user asks for them by NODES."""
+and a cluster that exists already where the user asks for it by NODES."""
 
 from __future__ import annotations
 
@@ -19,11 +19,7 @@ from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.settings import Settings as ExistingSettings
-from rekindle_testing.harness.kind.cluster import KindCluster
-from rekindle_testing.harness.kind.settings import Settings as KindSettings
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
-
-_EXTERNAL = ("existing", "kind")
 
 # What kube-controller-manager and the kubelet have if nobody sets it.
 DEFAULT_TIMINGS = Settings(node_monitor_grace_period_s=50, node_monitor_period_s=5)
@@ -32,12 +28,12 @@ LEASE_S = 40
 
 def _cluster_types(*of_kubelets: pytest.MarkDecorator) -> pytest.MarkDecorator:
     """A cluster that is not embedded is there only if the user asks for it."""
-    asked = os.environ.get("NODES", "")
     types = [
         pytest.param("process", marks=pytest.mark.cluster),
         pytest.param("kubelet", marks=[pytest.mark.kubelet, *of_kubelets]),
-        *(pytest.param(type_, marks=pytest.mark.external) for type_ in _EXTERNAL if type_ == asked),
     ]
+    if os.environ.get("NODES") == "existing":
+        types.append(pytest.param("existing", marks=pytest.mark.external))
     return pytest.mark.parametrize("cluster_type", types, scope="module")
 
 
@@ -51,13 +47,8 @@ def make_cluster(
 ) -> Cluster:
     """Of any type but kubelets, which all tests share. `nodes` and `settings`: of a cluster that is
     made. An existing one has its own."""
-    match cluster_type:
-        case "existing":
-            return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
-        case "kind":
-            return KindCluster(
-                directory, KindSettings.of(os.environ), nodes=nodes, on_progress=print
-            )
+    if cluster_type == "existing":
+        return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
     return EmbeddedCluster(
         directory, nodes=nodes, node_kind=ProcessNodes(), settings=settings, on_progress=print
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_parts import node, pod
 
@@ -15,7 +15,6 @@ from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import NodeView, Taint
 from rekindle_operator.recovery.balance import MARGIN, MovableTask, NodeLoads
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 ZONE = "topology.kubernetes.io/zone"
 GPU = ResourceAmounts(100, 100, 10, (("nvidia.com/gpu", 1),))
@@ -207,7 +206,6 @@ def _shared_zones(made: World) -> int:
     return len(zones) - len(set(zones))
 
 
-@settings(max_examples=scaled_examples(300), deadline=None)
 @given(worlds())
 def test_moves_end_and_none_raises_the_highest_load(made: World) -> None:
     moves = 0
@@ -223,7 +221,6 @@ def test_moves_end_and_none_raises_the_highest_load(made: World) -> None:
         assert moves <= 3 * len(made.tasks)
 
 
-@settings(max_examples=scaled_examples(300), deadline=None)
 @given(worlds(), st.lists(st.sampled_from(["t0", "t1", "t0 fails", "t1 fails"]), max_size=30))
 def test_two_topologies_do_not_push_each_other_forever(made: World, steps: list[str]) -> None:
     """A step begins or ends a move of one topology; some moves fail. Later on all succeed."""

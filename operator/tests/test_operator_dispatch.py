@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle_operator.cluster.model import IncarnationRef
@@ -102,7 +102,6 @@ def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
     assert sorted(doer.done) == sorted(s.key for s in others)
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     hanging=st.lists(st.integers(1, 4), min_size=1, max_size=12),
     good=st.integers(1, 3),
@@ -298,7 +297,6 @@ def test_dependents_start_after_what_they_need(doer: Doer) -> None:
 _OUTCOMES = st.sampled_from(["ok", "fail", "bug"])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     topologies=st.lists(
         st.tuples(_OUTCOMES, st.lists(st.tuples(_OUTCOMES, st.integers(0, 5)), max_size=5)),

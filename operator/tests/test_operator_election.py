@@ -10,12 +10,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle_operator.election import Candidate, ElectionTiming, LeaseRecord, Span
 from rekindle_operator.lease import lease_body, read_lease, released
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 TIMING = ElectionTiming()
 _TIMEOUT_S = 1.0
@@ -186,7 +185,6 @@ FAULTS = st.builds(
 )
 
 
-@settings(max_examples=scaled_examples(150), deadline=None)
 @given(seed=st.integers(0, 2**32), processes=st.integers(2, 4), faults=FAULTS)
 def test_at_most_one_process_leads(seed: int, processes: int, faults: Faults) -> None:
     World(seed, processes, faults).run(until=60)  # asserts after each event
@@ -201,7 +199,6 @@ def test_after_the_lease_is_deleted_one_leads_within_three_seconds(seed: int) ->
     assert len(world.leaders()) == 1
 
 
-@settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 2**32), faults=FAULTS)
 def test_one_leads_after_calls_succeed_again(seed: int, faults: Faults) -> None:
     world = World(seed, processes=3, faults=faults)

@@ -457,11 +457,7 @@ def test_an_isolated_operator_loses_no_node(
 _NODES = st.frozensets(st.sampled_from("abc"))
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(unready=_NODES, silent_kubelets=_NODES, silent_pods=_NODES, age_s=st.floats(0, 2.4))
 def test_a_node_with_a_responding_task_is_never_lost(
     running: ModelCluster,
@@ -484,11 +480,7 @@ def test_a_node_with_a_responding_task_is_never_lost(
     assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(silent=st.frozensets(st.integers(0, 7)), age_s=st.floats(2.6, 3600), unready=_NODES)
 def test_an_old_report_loses_no_node_whose_kubelet_responds(
     running: ModelCluster, silent: frozenset[int], age_s: float, unready: frozenset[str]
@@ -508,11 +500,7 @@ def test_an_old_report_loses_no_node_whose_kubelet_responds(
     assert not assess_nodes(snapshot, now, running.settings.timing).lost_nodes
 
 
-@settings(
-    max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(silent=st.frozensets(st.integers(0, 7)), for_s=st.floats(0, 60), ago_s=st.floats(0, 2.9))
 def test_no_report_loses_a_node_whose_kubelet_responds(
     running: ModelCluster, silent: frozenset[int], for_s: float, ago_s: float

@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from kubelet_parts import START, node, task
 
@@ -121,7 +121,6 @@ _DELAYS = st.lists(st.sampled_from([0.0, 0.1, 0.6, 1.0]), min_size=3, max_size=5
 _TICKS = st.lists(st.sampled_from([TICK_S, TICK_S, TICK_S, 0.4, 0.9, 2.9]), max_size=40)
 
 
-@settings(deadline=None)
 @given(
     _DELAYS, _TICKS, st.sets(st.integers(0, 4)), st.sampled_from([1.5, 3.0, 5.0]), st.integers(0, 9)
 )
@@ -140,7 +139,6 @@ def test_a_node_whose_kubelet_responds_is_not_lost(
         assert operator.tick(after_s, missed) <= {names[-1]}
 
 
-@settings(deadline=None)
 @given(st.integers(0, 20), st.integers(0, 8), st.integers(0, 4))
 def test_a_kubelet_that_is_cut_off_for_a_moment_is_not_silent(
     ticks_before: int, ticks_silent: int, ticks_cut: int
@@ -156,7 +154,6 @@ def test_a_kubelet_that_is_cut_off_for_a_moment_is_not_silent(
     assert lost | operator.run(9.0) == set()
 
 
-@settings(deadline=None)
 @given(_DELAYS, st.integers(0, 60), st.integers(1, 4))
 def test_dead_nodes_with_single_tasks_are_lost_in_time(
     delays: list[float], ticks_before: int, dead: int
@@ -171,7 +168,6 @@ def test_dead_nodes_with_single_tasks_are_lost_in_time(
     assert operator.lost() == victims
 
 
-@settings(deadline=None)
 @given(_DELAYS, st.sets(st.integers(0, 4), min_size=1))
 def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent: set[int]) -> None:
     operator = ProbingOperator(delays)
@@ -182,7 +178,6 @@ def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent:
     assert operator.run(9.0) == set()
 
 
-@settings(deadline=None)
 @given(st.sampled_from([4, 12, 40, 150]), st.integers(0, 8), st.integers(0, 30))
 def test_when_the_operator_can_be_reached_again_no_node_is_lost(
     nodes: int, ticks_before: int, ticks_isolated: int

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec, with_replicas
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
@@ -26,7 +26,6 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.moves import LATE_S, MOVES_AT_ONCE, SUCCESSOR_WITHOUT_NODE_S
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
 """The only task of its segment, and the successor that it gets in a move: 8 is the other number of
@@ -623,9 +622,6 @@ def _check_deletions(cluster: ModelCluster, actions: list[Action]) -> None:
         assert others, f"{name} is deleted, and no other replica can replace it"
 
 
-@settings(
-    max_examples=scaled_examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 @given(steps=_STEPS)
 def test_no_history_of_cordons_deletes_the_last_live_replica(steps: Any) -> None:
     cluster = ModelCluster()

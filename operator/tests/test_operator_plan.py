@@ -7,7 +7,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from plan_parts import capacity, node, pod, query, started
 
@@ -16,7 +16,6 @@ from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def test_the_papers_density_prefers_queries_that_share_operators() -> None:
@@ -131,7 +130,6 @@ def test_a_query_that_lacks_a_device_reserves_no_cpu() -> None:
     assert dict(plan.nodes) == {"spare": "n"}
 
 
-@settings(max_examples=scaled_examples(300), deadline=None)
 @given(
     missing=st.lists(st.integers(1, 5), min_size=1, max_size=3),
     nodes=st.lists(
@@ -194,7 +192,6 @@ _PARTS = st.dictionaries(
 )
 
 
-@settings(max_examples=scaled_examples(200), deadline=None)
 @given(
     sizes=_PARTS,
     nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
@@ -229,7 +226,6 @@ def test_no_waiting_query_fits_and_no_node_is_overcommitted(
     assert len(plan.starting_now) + len(plan.waiting) == len(queries)
 
 
-@settings(max_examples=scaled_examples(150), deadline=None)
 @given(
     sizes=_PARTS,
     nodes=st.lists(st.integers(1, 8), min_size=1, max_size=3),
@@ -262,7 +258,6 @@ def test_a_small_dense_query_displaces_no_important_one() -> None:
     assert started(plan) == ["big"]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     sizes=_PARTS,
     nodes=st.lists(st.integers(1, 12), min_size=1, max_size=4),

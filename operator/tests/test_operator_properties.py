@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from flights_example import flights_spec, with_replicas
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
@@ -18,7 +18,6 @@ from rekindle.names import GATE
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 _LARGE = (4000, 8 << 30)  # a node's CPU in millicores, and its memory
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), _LARGE])
@@ -93,9 +92,6 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             assert step[0] in _NEEDS_A_TARGET, f"unknown step {step}"
 
 
-@settings(
-    max_examples=scaled_examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 @given(steps=_STEPS)
 @example(
     steps=[
@@ -127,9 +123,6 @@ def test_reconcile_converges_and_the_invariants_hold(steps: Any) -> None:
     _check_no_single_task_query_fits(cluster)
 
 
-@settings(
-    max_examples=scaled_examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 @given(steps=_STEPS, skew_s=st.sampled_from([-3600.0, -20.0, 20.0, 3600.0]))
 @example(
     steps=[("add", "a", _LARGE), ("add", "b", _LARGE), ("cordon", "a"), ("bind", False)],
@@ -149,9 +142,6 @@ def test_clocks_of_other_machines_decide_nothing(steps: Any, skew_s: float) -> N
         assert exact == skewed, step
 
 
-@settings(
-    max_examples=scaled_examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 @given(steps=_STEPS)
 def test_all_queries_recover_once_there_are_enough_nodes(steps: Any) -> None:
     cluster = ModelCluster()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
@@ -21,7 +21,6 @@ from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, Op
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 from rekindle_testing.fixtures.crd import undeclared_in_status
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 STEP_S = 10.0
 SETTLED_S = 70.0
@@ -412,9 +411,6 @@ def _check(cluster: ModelCluster, actions: list[Action]) -> None:
     assert len([p for p in moving if p.name not in deleted and p.replaces not in deleted]) <= 1
 
 
-@settings(
-    max_examples=scaled_examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
 @given(steps=_STEPS)
 @example(steps=[("slow", "Restoring"), ("pass", 70.0), ("pass", 210.0), ("cordon", "a")])
 def test_after_any_history_tasks_are_spread_and_none_was_lost_by_a_move(steps: Any) -> None:

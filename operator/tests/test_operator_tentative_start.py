@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
 from plan_parts import capacity, node, pod, query, started
 
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PODS = {n: pod(n, cpu) for n, cpu in (("left", 1), ("right", 3), ("both", 1), ("other", 4))}
 PATHS = (("left", "both"), ("right", "both"))
@@ -86,7 +85,6 @@ def test_parts_go_before_spare_replicas() -> None:
 _SIZES = st.dictionaries(st.sampled_from("pqrstu"), st.integers(1, 5), min_size=2, max_size=6)
 
 
-@settings(max_examples=scaled_examples(200), deadline=None)
 @given(_SIZES, st.lists(st.integers(1, 8), min_size=1, max_size=3), st.data())
 def test_parts_change_no_whole_query_and_are_whole_paths(
     sizes: dict[str, int], nodes: list[int], data: Any

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoints_store import FailingObjects
 from window_parts import SHAPE, SLIDE, epochs, folded, history, shape_of, table
@@ -46,7 +46,6 @@ from rekindle.errors import StateLost, StateMismatch, StoreError
 from rekindle.objects import Retry, open_objects
 from rekindle.streams.digest import digest_table
 from rekindle.workers import CallTimer
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.waiting import eventually
 
 T = TypeVar("T")
@@ -171,7 +170,6 @@ def act(
 
 
 @given(epochs, actions, st.sampled_from([1, 4, 20]), st.integers(1, 3))
-@settings(max_examples=scaled_examples(40), deadline=None)
 def test_a_lazy_restore_gives_the_same_bits(
     drawn: list[Any], acts: list[Any], panes: int, size: int
 ) -> None:

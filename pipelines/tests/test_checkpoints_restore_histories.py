@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_checkpoints_manifests import MemoryObjects
 from window_parts import SLIDE, folded, history, shape_of
@@ -57,7 +57,6 @@ from rekindle.task.core.saver import (
     StateReached,
 )
 from rekindle.task.state import TaskState
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.waiting import eventually
 
 EPOCHS = 40
@@ -510,7 +509,6 @@ def check_restorable(world: World) -> None:
         assert digest_table(folded(found)) == digest_table(folded(expected))
 
 
-@settings(max_examples=scaled_examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     st.sampled_from([1, 4, 20]),
     st.integers(0, 5),

@@ -245,7 +245,7 @@ rows = st.fixed_dictionaries(
 
 
 @given(st.lists(st.lists(rows, min_size=1, max_size=4), max_size=4), st.booleans())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_loaded_state_equals_saved_state(
     tmp_path: Path, content: list[list[dict[str, Any]]], mapped: bool
 ) -> None:

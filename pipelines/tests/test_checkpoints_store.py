@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.store import Store
@@ -290,7 +290,6 @@ def _opened(url: str) -> Objects:
     return objects
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     numbers=st.sets(st.one_of(st.integers(0, 30), st.integers(0, 30_000)), max_size=8),
     after=st.integers(-1, 9000),

@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from files_source_parts import SCHEMA, T0, T0_US, csv, source_of, values_of_k
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.connectors import csv_reading, files_index, files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 HOUR = dt.timedelta(hours=1)
 FILE = pa.field("file", pa.string())
@@ -97,7 +96,6 @@ _OPTIONS: list[dict[str, Any]] = [
 ]
 
 
-@settings(max_examples=scaled_examples(60), deadline=None)
 @given(
     format=st.sampled_from(["parquet", "parquet", "csv", "json"]),
     files=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=12), min_size=1, max_size=4),

@@ -9,13 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle.connectors import json_writer
 from rekindle.connectors.json_lines import json_line
 from rekindle.connectors.json_writer import UnencodableValue, encode_lines
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 _DECIMAL = decimal.Context(prec=20)
 _TIMES = st.datetimes()
@@ -80,7 +79,6 @@ _OF_NULLS = pa.map_(pa.string(), pa.list_(pa.null()))
 
 
 @example(pa.table({"c": pa.array([[("", [None, None])]], _OF_NULLS)}))
-@settings(max_examples=scaled_examples(120), deadline=None)
 @given(row_tables())
 def test_bytes_are_those_of_row_by_row(table: pa.Table) -> None:
     lines = "".join(f"{json_line(row)}\n" for row in table.to_pylist())

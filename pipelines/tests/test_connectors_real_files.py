@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schema_parts import arrow_schema_of
 
@@ -25,7 +25,6 @@ from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import SchemaMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.topology.kinds.files import FilesSourceSpec
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def options(format: str, **fields: Any) -> FilesSourceSpec:
@@ -345,7 +344,6 @@ def numbered(kind: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date(kind) else kind
 
 
-@settings(max_examples=scaled_examples(60))
 @given(st.lists(rows, min_size=1, max_size=5))
 def test_what_the_json_sink_writes_the_source_reads(
     tmp_path_factory: pytest.TempPathFactory, values: list[dict[str, Any]]

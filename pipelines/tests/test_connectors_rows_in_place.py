@@ -13,14 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from files_source_parts import SCHEMA, T0, source_of, values_of_k
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.connectors import files_preparation, files_read
 from rekindle.connectors.files_source import FilesSource
 from rekindle.errors import SourceFailed
 from rekindle.streams.digest import digest_table
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 HOUR = dt.timedelta(hours=1)
 
@@ -87,7 +86,6 @@ def test_input_that_becomes_ordered_leaves_no_copy(tmp_path: Path) -> None:
 _HOURS = st.floats(0, 6).map(lambda h: round(h, 3))
 
 
-@settings(max_examples=scaled_examples(30), deadline=None)
 @given(
     hours=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=12), min_size=1, max_size=3),
     options=st.sampled_from(

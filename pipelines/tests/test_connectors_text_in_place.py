@@ -16,14 +16,13 @@ import pyarrow as pa
 import pytest
 from files_source_parts import T0, csv, source_of, values_of_k
 from fsspec.implementations.local import LocalFileOpener
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.connectors import files_preparation, files_read, text_in_place
 from rekindle.connectors.csv_reading import parse_csv_block
 from rekindle.connectors.line_blocks import digest_of
 from rekindle.errors import SourceFailed
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 BOM = b"\xef\xbb\xbf"
 KV_SCHEMA = pa.schema([("k", pa.string()), ("v", pa.float64())])
@@ -361,7 +360,6 @@ def csv_files(draw: st.DrawFn) -> bytes:
     return text.rstrip(b"\r\n") if draw(st.booleans()) else text
 
 
-@settings(max_examples=scaled_examples(300), deadline=None)
 @given(
     files=st.lists(csv_files(), min_size=1, max_size=2),
     options=st.sampled_from(
@@ -431,7 +429,6 @@ def json_files(draw: st.DrawFn) -> bytes:
     return text.rstrip(b"\r\n") if draw(st.booleans()) else text
 
 
-@settings(max_examples=scaled_examples(300), deadline=None)
 @given(
     files=st.lists(json_files(), min_size=1, max_size=3),
     options=st.sampled_from([{}, {}, {"orderBy": "k"}, {"orderBy": "v"}]),

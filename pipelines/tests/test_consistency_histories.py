@@ -36,8 +36,7 @@ POLICIES = [
     for during_stabilization in Policy
 ]
 SEEDS = st.integers(0, 2**32)
-EXAMPLES = settings(max_examples=30, deadline=None)
-SHARED_SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_examples))
+SHARED_SEEDS = st.sampled_from(Random().sample(range(2**32), settings.default.max_examples))
 """Drawn anew in each process; a failure names its seed."""
 
 
@@ -150,14 +149,12 @@ def check_output(task: Task) -> None:
 
 
 @given(SHARED_SEEDS)
-@EXAMPLES
 def test_no_stable_epoch_is_repeated_skipped_or_undone(seed: int) -> None:
     for task in drawn(seed).tasks:
         check_output(task)
 
 
 @given(SHARED_SEEDS)
-@EXAMPLES
 def test_stable_output_is_that_of_a_run_without_failures(seed: int) -> None:
     world = drawn(seed)
     expected = failure_free(world.options, world.epochs)
@@ -167,7 +164,6 @@ def test_stable_output_is_that_of_a_run_without_failures(seed: int) -> None:
 
 
 @given(SHARED_SEEDS)
-@EXAMPLES
 def test_all_is_stable_and_complete_after_the_last_failure(seed: int) -> None:
     world = drawn(seed)
     for depth, task in enumerate(world.tasks):
@@ -179,7 +175,6 @@ def test_all_is_stable_and_complete_after_the_last_failure(seed: int) -> None:
 
 
 @given(SEEDS, st.floats(0.5, 1.5))
-@settings(max_examples=15, deadline=None)
 def test_an_engine_slower_than_its_input_corrects_all_the_same(seed: int, call_s: float) -> None:
     """A call may take longer than an epoch; a stable one has many epochs. Buffers of fewer epochs
     than arrive during two calls would be too few for good."""
@@ -213,7 +208,6 @@ def outputs(task: Task) -> dict[int, float]:
 
 
 @given(SEEDS, st.sampled_from([p for p in POLICIES if p[1] is not Policy.SUSPEND]))
-@settings(max_examples=60, deadline=None)
 def test_output_follows_the_arrival_of_an_epoch_within_x(
     seed: int, policies: tuple[Policy, Policy]
 ) -> None:
@@ -238,7 +232,6 @@ def test_output_follows_the_arrival_of_an_epoch_within_x(
 
 
 @given(SEEDS)
-@EXAMPLES
 def test_with_an_infinite_delay_nothing_is_tentative(seed: int) -> None:
     random = Random(seed)
     world = play(random, replace(drawn_options(random), max_delay_s=None))
@@ -247,7 +240,6 @@ def test_with_an_infinite_delay_nothing_is_tentative(seed: int) -> None:
 
 
 @given(SHARED_SEEDS)
-@EXAMPLES
 def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
     world = drawn(seed)
     epochs, size = world.options.max_buffered_epochs, world.options.read_ahead_bytes
@@ -260,7 +252,6 @@ def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
 
 
 @given(SEEDS)
-@EXAMPLES
 def test_whatever_partners_say_output_is_corrected(seed: int) -> None:
     random = Random(seed)
     options = replace(drawn_options(random), max_delay_s=X_S, has_partner=True)

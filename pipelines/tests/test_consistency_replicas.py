@@ -16,8 +16,7 @@ from rekindle.consistency.messages import PartnerChanged, Policy
 from rekindle.consistency.states import ConsistencyState
 from rekindle.streams.epochs import BatchKind
 
-EXAMPLES = settings(max_examples=30, deadline=None)
-SEEDS = st.sampled_from(Random().sample(range(2**32), EXAMPLES.max_examples))
+SEEDS = st.sampled_from(Random().sample(range(2**32), settings.default.max_examples))
 X_S = 3.0  # maxDelay, as in the paper
 SLOW = WorldOptions(
     max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
@@ -120,7 +119,6 @@ def advance(world: Replicas, until: float) -> None:
 
 
 @given(SEEDS)
-@EXAMPLES
 def test_one_always_serves(seed: int) -> None:
     """New epochs are out at one of them in time, although input is suspended in stabilization.
 
@@ -137,7 +135,6 @@ def test_one_always_serves(seed: int) -> None:
 
 
 @given(SEEDS)
-@EXAMPLES
 def test_both_end_stable_and_equal(seed: int) -> None:
     world = play(seed)
     expected = failure_free(world.options, world.epochs)[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from coordinator_world import World
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement.comparison import DigestComparison
@@ -18,7 +18,6 @@ from rekindle.protocol import TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 MID = Partition("mid", 0)
 SLOTS = tuple(Slot("mid", 0, replica) for replica in range(4))
@@ -425,7 +424,6 @@ steps = st.one_of(
 )
 
 
-@settings(max_examples=scaled_examples(150))
 @given(
     st.integers(0, 6),
     st.integers(1, 12),

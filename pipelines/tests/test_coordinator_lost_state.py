@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from functools import partial
 
 from coordinator_world import World
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import Manifest
@@ -32,7 +32,6 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 PARTS = (
@@ -192,7 +191,6 @@ ENTRIES_TAKEN_OVER = [
 
 @example(ENTRIES_OF_INPUTS_LOST)
 @example(ENTRIES_TAKEN_OVER)
-@settings(max_examples=scaled_examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=40))
 def test_lost_state_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
     world = started()

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator_world import DIAMOND, World, started
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
@@ -28,7 +28,6 @@ from rekindle_testing.fixtures.coordinator_parts import (
     make_generation,
     make_topology,
 )
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]
@@ -96,7 +95,6 @@ def edited(number: int) -> Generation:
     return make_generation(parts, number)
 
 
-@settings(max_examples=scaled_examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=60))
 def test_no_history_truncates_what_a_consumer_may_still_need(
     history: list[tuple[str, int]],
@@ -107,7 +105,6 @@ def test_no_history_truncates_what_a_consumer_may_still_need(
         assert not world.undeliverable_epochs(), (action, number)
 
 
-@settings(max_examples=scaled_examples(5), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=50))
 def test_after_any_history_all_recovers(
     history: list[tuple[str, int]],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement import disputes
@@ -63,7 +63,6 @@ def apply(comparison: DigestComparison, event: tuple[object, ...]) -> None:
             comparison.checkpoint_differed(by.slot, by.incarnation, 3)
 
 
-@settings(deadline=None)
 @given(st.lists(EVENTS, max_size=40))
 def test_a_dispute_refuses_events_outside_its_table(history: list[tuple[object, ...]]) -> None:
     comparison = DigestComparison()
@@ -83,7 +82,6 @@ def test_an_ended_dispute_refuses_all_events(phase: DisputePhase, event: Dispute
         next_state("dispute", disputes.TRANSITIONS, phase, event)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from(CommitEvent), max_size=30))
 def test_the_newest_manifest_is_read_before_the_next_is_written(events: list[CommitEvent]) -> None:
     machine: StateMachine[CommitPhase, CommitEvent] = phases.commit_machine()

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine.state import compaction, reading
@@ -24,7 +24,6 @@ from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import BUCKETS, Run, RunShape, bucket_of, fold, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.exchange.hashing import hash_rows
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PANE_US = 10
 SHAPE = RunShape(
@@ -187,7 +186,6 @@ steps = st.lists(st.sampled_from(["compact", "all", "join", "none"]), min_size=1
 
 
 @given(epochs, steps, st.integers(-5, 20), st.integers(0, 45))
-@settings(max_examples=scaled_examples(25), deadline=None)
 def test_state_holds_the_left_folds_of_its_epochs(
     drawn: Any, steps: Any, first: int, length: int
 ) -> None:
@@ -201,7 +199,6 @@ def test_state_holds_the_left_folds_of_its_epochs(
 
 
 @given(epochs, steps, steps, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=scaled_examples(20), deadline=None)
 def test_layout_and_portions_do_not_change_the_rows_or_their_order(
     drawn: Any, some: Any, others: Any, sizes: list[int]
 ) -> None:
@@ -217,7 +214,6 @@ def test_layout_and_portions_do_not_change_the_rows_or_their_order(
 
 
 @given(epochs, steps, st.integers(-5, 45))
-@settings(max_examples=scaled_examples(20), deadline=None)
 def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: int) -> None:
     half = len(drawn) // 2
     state = played(drawn[:half], steps)
@@ -416,7 +412,6 @@ def test_tree_nodes_of_a_window_are_its_panes_in_order(first: int, count: int) -
 
 
 @given(epochs, steps, st.sampled_from([1, 2, 5, 16, 17, 33, 40]), st.lists(st.integers(0, 300)))
-@settings(max_examples=scaled_examples(25), deadline=None)
 def test_windows_do_not_depend_on_those_closed_before(
     drawn: Any, steps: Any, count: int, marks: list[int]
 ) -> None:

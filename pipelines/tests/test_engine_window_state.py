@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from state_parts import of_runs, one_run
 from window_parts import (
@@ -42,7 +42,6 @@ from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, adv
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 def state_table(**columns: Any) -> pa.Table:
@@ -109,7 +108,6 @@ def play(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.sampled_from([1, 4, 20, 35]),
 )
-@settings(max_examples=scaled_examples(20), deadline=None)
 def test_one_call_for_many_epochs_gives_the_same_bits(
     drawn: list[Any], sizes: list[int], panes: int
 ) -> None:
@@ -123,7 +121,6 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
 
 
 @given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-@settings(max_examples=scaled_examples(15), deadline=None)
 def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
     steps = history(drawn)
     with tempfile.TemporaryDirectory() as directory:
@@ -157,7 +154,6 @@ def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes:
 
 
 @given(epochs, st.integers(0, 5), st.sampled_from([1, 4, 20]))
-@settings(max_examples=4, deadline=None)
 def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
     drawn: list[Any], at: int, panes: int
 ) -> None:
@@ -198,7 +194,6 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
 
 
 @given(epochs)
-@settings(max_examples=scaled_examples(20), deadline=None)
 def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> None:
     steps = history(drawn)
     number, before = len(steps), steps[-1][1][2]
@@ -224,7 +219,6 @@ def test_windows_close_once_with_the_sums_of_their_panes(drawn: list[Any]) -> No
 
 
 @given(epochs, st.sampled_from([1, 4, 20]))
-@settings(max_examples=5, deadline=None)
 def test_windows_that_close_in_portions_have_the_same_bits(drawn: list[Any], panes: int) -> None:
     shape = shape_of(panes)
     steps = history(drawn, panes * SLIDE)
@@ -265,7 +259,6 @@ def test_closed_windows_larger_than_memory_are_in_files(
 
 
 @given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))
-@settings(max_examples=scaled_examples(15), deadline=None)
 def test_a_fork_does_not_change_what_it_was_taken_from(
     drawn: list[Any], at: int, panes: int
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rekindle.arrow_types import arrow_type
@@ -56,7 +56,6 @@ def bits(values: pa.Array) -> Any:
     return values
 
 
-@settings(max_examples=300)
 @given(st.sampled_from(TYPES), TEXTS)
 @example(Scalar.STRING, "\ud800")
 @example(Decimal(38, 20), ".52E20")

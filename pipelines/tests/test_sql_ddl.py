@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from schema_parts import arrow_schema_of
 
@@ -115,6 +115,5 @@ _TYPES = st.recursive(
 
 
 @given(_TYPES)
-@settings(max_examples=50, deadline=None)
 def test_a_type_written_as_ddl_is_read_back(kind: pa.DataType) -> None:
     assert arrow_schema_of(f"x {arrow_to_ddl(kind)}").field(0).type == kind

@@ -12,7 +12,7 @@ Paper: Flux (Shah et al. 2004), sections 3.5 and 5.3.
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from movement_world import LONGEST_S, REPLAY_S, STEP_S, World
 from random_histories import histories
@@ -20,7 +20,6 @@ from random_histories import histories
 from rekindle.exchange.state_mover.messages import Replica
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 ACTIONS = (
     *["run"] * 12,
@@ -115,7 +114,6 @@ def play(seed: int, sizes: tuple[int, int, int], history: list[str]) -> World:
     return world
 
 
-@settings(max_examples=scaled_examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**16), SIZES, HISTORIES)
 def test_no_history_moves_a_wrong_state_or_truncates_what_is_needed(
     seed: int, sizes: tuple[int, int, int], history: list[str]
@@ -123,7 +121,6 @@ def test_no_history_moves_a_wrong_state_or_truncates_what_is_needed(
     assert play(seed, sizes, history).violations == []
 
 
-@settings(max_examples=scaled_examples(30), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**16), SIZES, HISTORIES)
 def test_after_any_history_each_session_ends_and_all_is_redundant(
     seed: int, sizes: tuple[int, int, int], history: list[str]

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import batch, open_log
 
@@ -20,7 +20,6 @@ from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.reading import Call, ServedQuery
 from rekindle.stream_sinks.ticket import LivePosition, Ticket, parse_ticket
 from rekindle.streams.live_output import LiveOutput
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 
 class Replica:
@@ -125,7 +124,6 @@ def with_rows(last: int) -> list[int]:
 
 
 @given(st.integers(0, 2**32), st.booleans())
-@settings(max_examples=scaled_examples(40), deadline=None)
 def test_readers_that_change_replicas_get_the_stable_results(seed: int, tentative: bool) -> None:
     random = Random(seed)
     small_parts = patch.object(reading, "PART_BYTES", 64)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.streams.digest import digest_table
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SCHEMA = pa.schema(
     [
@@ -56,7 +55,6 @@ def _table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 @given(st.lists(_row, max_size=8), st.data())
-@settings(max_examples=scaled_examples(60), deadline=None)
 def test_chunks_and_offsets_do_not_change_the_digest(
     rows: list[dict[str, Any]], data: st.DataObject
 ) -> None:
@@ -70,7 +68,6 @@ def test_chunks_and_offsets_do_not_change_the_digest(
 
 
 @given(st.lists(_row, max_size=5), st.lists(_row, max_size=5))
-@settings(max_examples=scaled_examples(60), deadline=None)
 def test_different_rows_have_different_digests(
     a: list[dict[str, Any]], b: list[dict[str, Any]]
 ) -> None:

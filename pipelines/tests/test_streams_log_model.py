@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
@@ -22,7 +22,6 @@ from rekindle.streams.log import OutputLog, Result
 from rekindle.streams.log_reading import MAX_READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
 from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PLACES = st.floats(0, 1, exclude_max=True)
 SIZES = st.sampled_from((1, 700, 1 << 20))
@@ -190,7 +189,6 @@ class History:
             assert not self.log.append(epoch)
 
 
-@settings(max_examples=scaled_examples(150))
 @given(st.lists(OPERATIONS, max_size=25), SIZES, st.sampled_from((6_000, 20_000)))
 def test_any_history_equals_a_model_or_is_found_damaged(
     operations: list[tuple[str, object]], size: int, budget: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import DifferentResults
@@ -38,7 +38,6 @@ def feed(union: SUnion, arrivals: list[Arrival]) -> list[EpochInput]:
     st.lists(st.integers(0, 11), max_size=8),
     st.lists(st.integers(0, 3), min_size=12, max_size=12),
 )
-@settings(deadline=None)
 def test_any_interleaving_and_duplication_gives_the_same_epochs(
     order: list[tuple[Channel, int]], repeats: list[int], sizes: list[int]
 ) -> None:

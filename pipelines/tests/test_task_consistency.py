@@ -26,10 +26,9 @@ from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind
 from rekindle.task.core.loop import IdleEngineDied
 
-EXAMPLES = settings(max_examples=20, deadline=None)
 # Drawn anew in each process; a failure names its seed.
 SHARED_SEEDS = Random().sample(range(2**32), 30)
-SHARED = st.sampled_from(SHARED_SEEDS[: EXAMPLES.max_examples])
+SHARED = st.sampled_from(SHARED_SEEDS[: settings.default.max_examples])
 WITH_POLICIES = [(s, POLICIES[at % len(POLICIES)]) for at, s in enumerate(SHARED_SEEDS)]
 
 
@@ -63,7 +62,6 @@ def cut_for(seconds: float, options: WorldOptions | None = None) -> CoreWorld:
 
 
 @given(st.sampled_from(WITH_POLICIES))
-@EXAMPLES
 def test_stable_output_is_that_of_a_run_without_failures(
     seed_and_policies: tuple[int, tuple[Policy, Policy]],
 ) -> None:
@@ -77,7 +75,6 @@ def test_stable_output_is_that_of_a_run_without_failures(
 
 
 @given(SHARED)
-@EXAMPLES
 def test_each_correction_has_one_undo_and_one_end(seed: int) -> None:
     world = play(seed)
     for task in world.tasks:
@@ -88,7 +85,6 @@ def test_each_correction_has_one_undo_and_one_end(seed: int) -> None:
 
 
 @given(st.sampled_from([(s, p) for s, p in WITH_POLICIES if p[1] is not Policy.SUSPEND]))
-@EXAMPLES
 def test_each_epoch_has_output_within_x(
     seed_and_policies: tuple[int, tuple[Policy, Policy]],
 ) -> None:
@@ -99,7 +95,6 @@ def test_each_epoch_has_output_within_x(
 
 
 @given(SHARED)
-@EXAMPLES
 def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
     world = play(seed)
     epochs, size = world.options.max_buffered_epochs, world.options.read_ahead_bytes
@@ -110,7 +105,6 @@ def test_no_history_buffers_more_than_its_bounds(seed: int) -> None:
 
 
 @given(SEEDS)
-@EXAMPLES
 def test_an_engine_that_fails_changes_no_stable_epoch(seed: int) -> None:
     """A tentative epoch that fails is left out; a stable call that fails is made smaller."""
     random = Random(seed)

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 from consistency_world import SCHEMA, failure_free
-from hypothesis import given, settings
+from hypothesis import given
 from task_consistency_world import CoreReplicas, WorldOptions, play_cuts, records_of
 from test_consistency_histories import SEEDS, X_S, check_output, drawn_cuts
 
@@ -83,7 +83,6 @@ def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
 
 
 @given(SEEDS)
-@settings(max_examples=10, deadline=None)
 def test_both_end_stable_and_equal(seed: int) -> None:
     random = Random(seed)
     world = CoreReplicas(replace(SLOW, during_stabilization=random.choice(list(Policy))))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hypothesis import given, settings
+from hypothesis import given
 from random_histories import histories
 
 from rekindle.engine.failure import EngineUnavailable
@@ -171,27 +171,23 @@ def play(moves: list[str]) -> World:
 
 
 @given(HISTORIES)
-@settings(max_examples=25)
 def test_a_sink_gets_each_epoch_once_and_in_order(moves: list[str]) -> None:
     written = play(moves).written
     assert written == list(range(len(written)))
 
 
 @given(HISTORIES)
-@settings(max_examples=25)
 def test_an_epoch_has_one_result_in_all_boots(moves: list[str]) -> None:
     assert all(len(digests) == 1 for digests in play(moves).results.values())
 
 
 @given(HISTORIES)
-@settings(max_examples=25)
 def test_what_is_committed_was_written(moves: list[str]) -> None:
     world = play(moves)
     assert world.committed.epoch <= world.sink_durable()
 
 
 @given(HISTORIES)
-@settings(max_examples=25)
 def test_all_is_done_once_nothing_fails(moves: list[str]) -> None:
     world = play(moves)
     world.failing, world.crashes = set(), 0

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
 from test_checkpoints_manifests import MemoryObjects
@@ -42,7 +42,6 @@ from rekindle.task.moving import pieces as pieces_module
 from rekindle.task.moving.pieces import Installation, Moved, NotMovable, Pieces, install
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 PANES = (1, 4, 17)
 """Tumbling windows, hopping ones, and long ones, whose panes are in a tree."""
@@ -134,7 +133,6 @@ def finished(stored: Path, replica: Replicated) -> Moved:
 calls = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
 
-@settings(max_examples=scaled_examples(12), suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(PANES), st.integers(0, 3), calls, calls, st.integers(60, 5_000), st.data())
 def test_a_moved_state_computes_what_its_donor_and_a_restored_one_do(
     panes: int, seed: int, before: list[int], after: list[int], chunk_bytes: int, data: Any
@@ -272,7 +270,6 @@ class Sessions:
                 pass
 
 
-@settings(max_examples=scaled_examples(12), suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(PANES),
     calls,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from topology_specs import query, random_specs, source, spec_of, sql, topology_spec, window
 
@@ -48,7 +48,6 @@ def test_the_example_becomes_four_segments() -> None:
 
 
 @given(random_specs())
-@settings(max_examples=30, deadline=None)
 def test_every_node_is_in_exactly_one_segment_and_inputs_come_first(data: dict[str, Any]) -> None:
     topology = compiled(data)
     placed = [n for s in topology.segments for n in s.nodes]
@@ -64,7 +63,6 @@ def test_every_node_is_in_exactly_one_segment_and_inputs_come_first(data: dict[s
 
 
 @given(random_specs())
-@settings(max_examples=30, deadline=None)
 def test_only_the_end_of_a_segment_is_read_by_others(data: dict[str, Any]) -> None:
     topology = compiled(data)
     queried = {q["from"] for q in data["queries"]}
@@ -77,7 +75,6 @@ def test_only_the_end_of_a_segment_is_read_by_others(data: dict[str, Any]) -> No
 
 
 @given(random_specs())
-@settings(max_examples=30, deadline=None)
 def test_exchanges_fit_the_partitions(data: dict[str, Any]) -> None:
     for segment in compiled(data).segments:
         for stream in segment.inputs:
@@ -91,7 +88,6 @@ def test_exchanges_fit_the_partitions(data: dict[str, Any]) -> None:
 
 
 @given(random_specs(), st.randoms(use_true_random=False))
-@settings(max_examples=20, deadline=None)
 def test_ids_do_not_depend_on_the_order_in_the_resource(data: dict[str, Any], random: Any) -> None:
     before = compiled(data)
     shuffled = copy.deepcopy(data)
@@ -103,7 +99,6 @@ def test_ids_do_not_depend_on_the_order_in_the_resource(data: dict[str, Any], ra
 
 
 @given(random_specs(), st.data())
-@settings(max_examples=20, deadline=None)
 def test_a_changed_operator_changes_the_ids_downstream(
     data: dict[str, Any], draw: st.DataObject
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import InvalidTopology, Problem
@@ -16,7 +16,6 @@ from rekindle.topology.sql.aggregates import parse_aggregates
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.row_wise import check_sql
 from rekindle_testing.fixtures.bad_manifests import good_manifest
-from rekindle_testing.fixtures.hypothesis_examples import scaled_examples
 
 SCHEMA = ddl_to_schema("n BIGINT, tags ARRAY<STRUCT<k: INT>>, s STRUCT<f: STRING>, ts TIMESTAMP")
 WORDS = st.sampled_from(
@@ -65,7 +64,6 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @given(manifests())
-@settings(max_examples=scaled_examples(150), deadline=None)
 def test_any_manifest_is_compiled_or_refused_with_problems(manifest: dict[str, Any]) -> None:
     problems = []
     try:
@@ -78,14 +76,12 @@ def test_any_manifest_is_compiled_or_refused_with_problems(manifest: dict[str, A
 
 
 @given(st.one_of(TEXTS, TEXTS.map(lambda t: f"SELECT {t} FROM rows"), st.text(max_size=20)))
-@settings(max_examples=100, deadline=None)
 def test_any_sql_is_accepted_or_refused(sql: str) -> None:
     report = check_sql(sql, {"rows": SCHEMA})
     assert report.problems or report.schema is not None
 
 
 @given(st.one_of(TEXTS, TEXTS.map(lambda t: f"sum({t}) AS x"), st.text(max_size=20)))
-@settings(max_examples=100, deadline=None)
 def test_any_aggregate_list_is_accepted_or_refused(text: str) -> None:
     problems: tuple[Problem, ...] = ()
     try:
@@ -96,7 +92,6 @@ def test_any_aggregate_list_is_accepted_or_refused(text: str) -> None:
 
 
 @given(st.one_of(TEXTS, st.text(max_size=30)))
-@settings(max_examples=100, deadline=None)
 def test_any_ddl_is_accepted_or_refused(text: str) -> None:
     problems: tuple[Problem, ...] = ()
     try:
