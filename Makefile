@@ -1,13 +1,18 @@
 # The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
+# Tests of these kinds need more than Python; the rest is the unit part.
+UNIT := not process and not spark and not api and not cluster and not kubelet and not external
+# A group is a file, whose tests share what they start, or all that use the shared control plane. Tests on the embedded
+# cluster have the machine alone.
+PROGRAMS := (process or spark or api) and not cluster and not kubelet and not external
 # One process more than cores, since some tests wait.
-UNIT := -n $(shell expr $$(nproc) + 1) --dist worksteal -m "not process and not spark and not cluster and not kubelet and not external"
-# A file at a time, since its tests share a JVM. Tests on the embedded cluster have the machine alone.
-PROGRAMS := -n 2 --dist loadfile -m "(process or spark) and not cluster and not kubelet and not external"
+WORKERS := $(shell expr $$(nproc) + 1)
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
+# What mypy knows of unchanged files is the same in every clone.
+export MYPY_CACHE_DIR := $(or $(REKINDLE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rekindle)/mypy
 
-.PHONY: setup tools lint unit test failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-dpc bench-flux images reference clean lock
+.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-dpc bench-flux images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -21,13 +26,23 @@ lint: setup       ## style, types, layers
 	.venv/bin/mypy
 	.venv/bin/lint-imports
 
-unit: setup       ## pure cores: milliseconds each; fewer examples of the costliest properties than `make test`
-	REKINDLE_FEWER_EXAMPLES=1 $(PY) -m pytest -q $(UNIT)
+# Without pytest's own compilation of assertions, which takes longer than most files' tests; what fails runs once more
+# with it, so that its values are shown.
+unit: setup       ## pure cores: milliseconds each
+	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "$(UNIT)" --assert=plain $(PYTEST_ARGS) || \
+		($(PY) -m pytest -q -m "$(UNIT)" --last-failed --last-failed-no-failures none $(PYTEST_ARGS); false)
 
-test: lint tools  ## all that CI runs but smoke: lint, unit tests, Spark, the control plane, failures
-	$(PY) -m pytest -q $(UNIT)
-	$(PY) -m pytest $(PROGRAMS)
+programs: tools   ## Spark, whole programs, and what needs an API server alone, beside each other
+	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "$(PROGRAMS)" $(PYTEST_ARGS)
+
+test: lint tools  ## all that CI runs but smoke: lint, unit tests, simulations, programs, whole topologies on a cluster
+	@$(MAKE) --no-print-directory unit
+	@$(MAKE) --no-print-directory simulate SEEDS=16
+	@$(MAKE) --no-print-directory programs
 	$(PY) -m pytest -m "cluster and not long"
+
+nightly: tools    ## everything there is, with more examples, and one summary: STEPS="unit chaos"
+	@$(PY) -m rekindle_testing.nightly $(if $(STEPS),--steps $(STEPS))
 
 # Another cluster is used only if it is asked for: its tests are not even collected without NODES.
 EXTERNAL := $(filter existing,$(NODES))

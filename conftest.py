@@ -45,6 +45,15 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `--dist loadgroup`, one process runs all tests of the shared control plane, and one all
+    tests of a file, with what it has started."""
+    for item in items:
+        group = "api" if item.get_closest_marker("api") else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interruptible_programs() -> Iterator[None]:
     """Programs that tests start end on SIGINT. If pytest is a background job of a shell without job

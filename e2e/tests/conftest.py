@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+import passed_before
 import pytest
 
 from rekindle_testing.embedded.control_plane import ControlPlane
@@ -20,13 +22,29 @@ if TYPE_CHECKING:
     from rekindle_testing.harness.any_cluster import Cluster
     from rekindle_testing.harness.cluster import EmbeddedCluster
 
-_FAILED = pytest.StashKey[bool]()
+_FAILED, _PASSED = pytest.StashKey[bool](), pytest.StashKey[bool]()
+_PASSED_BEFORE = "passed with the same files of the test platform: `pytest --platform` runs it"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--platform",
+        action="store_true",
+        help="run tests of the test platform that have passed with the same files, too",
+    )
+
+
+def pytest_sessionstart() -> None:
+    passed_before.forget_old_versions(time.time())
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests on shared clusters come last, so that no other cluster is beside them."""
     items.sort(key=_shared_cluster)
+    if not config.getoption("--platform"):
+        for item in filter(passed_before.is_known, items):
+            item.add_marker(pytest.mark.skip(reason=_PASSED_BEFORE))
 
 
 def _shared_cluster(item: pytest.Item) -> int:
@@ -46,6 +64,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
+    item.stash[_PASSED] = item.stash.get(_PASSED, False) or (call.when == "call" and report.passed)
+    if call.when == "teardown" and item.stash[_PASSED] and not item.stash[_FAILED]:
+        passed_before.remember(item)
     return report
 
 
@@ -76,6 +97,16 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     """
     with ControlPlane(tmp_path_factory.mktemp("control-plane"), on_progress=print) as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def api_server(control_plane: ControlPlane) -> ControlPlane:
+    """The same, with the CRD. Modules use it one after the other, each in namespaces of its own;
+    they leave no node and no topology."""
+    from rekindle_testing.harness.operator_process import install_crds
+
+    install_crds(control_plane)
+    return control_plane
 
 
 _numbers = itertools.count(1)

@@ -77,16 +77,19 @@ class World:
     newest coordinator renews its Lease and reports every running task as Live).
     """
 
-    def __init__(self, kubeconfig: Path, directory: Path) -> None:
-        self.kubeconfig = kubeconfig
+    def __init__(self, kubeconfig: Path, directory: Path, namespace: str) -> None:
+        self.kubeconfig, self.namespace = kubeconfig, namespace
         own = CertificateAuthority.create(directory / "kubelets", "kubelets").pair
         self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._tls.load_cert_chain(own.certificate, own.key)
         self.kubelets: dict[str, Kubelet] = {}
+        self._claims: list[str] = []
         api: Any = config.new_client_from_config(str(kubeconfig))  # type: ignore[no-untyped-call]  # the client has no types for it
         self.core = client.CoreV1Api(api)
         self.custom = client.CustomObjectsApi(api)
         self.coordination = client.CoordinationV1Api(api)
+        body: Any = {"metadata": {"name": namespace}}
+        self.core.create_namespace(body)
         self._alive: set[str] = set()  # names of nodes that send heartbeats and run pods
         self.silent: set[str] = set()  # pods that do not respond to the coordinator
         self.coordinator_isolated = False  # no pod responds to its polls
@@ -97,10 +100,13 @@ class World:
         self._thread.start()
 
     def close(self) -> None:
+        for name in list(self.kubelets):
+            self.remove_node(name)
         self._stop.set()
         self._thread.join(10)
-        for kubelet in self.kubelets.values():
-            kubelet.close()
+        self.core.delete_namespace(self.namespace)
+        for claim in self._claims:
+            self.core.delete_persistent_volume(claim)
 
     # --- nodes ----------------------------------------------------------------
 
@@ -178,7 +184,7 @@ class World:
                 "accessModes": ["ReadWriteMany"],
                 "storageClassName": "",
                 "hostPath": {"path": str(path)},
-                "claimRef": {"namespace": "default", "name": claim},
+                "claimRef": {"namespace": self.namespace, "name": claim},
             },
         }
         wanted: Any = {
@@ -191,18 +197,19 @@ class World:
             },
         }
         self.core.create_persistent_volume(volume)
-        self.core.create_namespaced_persistent_volume_claim("default", wanted)
+        self._claims.append(claim)
+        self.core.create_namespaced_persistent_volume_claim(self.namespace, wanted)
         claims = self.core.read_namespaced_persistent_volume_claim
         wait_for(
             "the claim is bound",
-            lambda: required(claims(claim, "default").status).phase == "Bound",
+            lambda: required(claims(claim, self.namespace).status).phase == "Bound",
         )
 
     # --- topologies -----------------------------------------------------------
 
     def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         created: Any = self.custom.create_namespaced_custom_object(
-            names.GROUP, names.VERSION, "default", names.PLURAL, manifest
+            names.GROUP, names.VERSION, self.namespace, names.PLURAL, manifest
         )
         return dict(created)
 
@@ -214,7 +221,7 @@ class World:
             change(manifest["spec"])
             try:
                 return self.custom.replace_namespaced_custom_object(
-                    names.GROUP, names.VERSION, "default", names.PLURAL, name, manifest
+                    names.GROUP, names.VERSION, self.namespace, names.PLURAL, name, manifest
                 )
             except ApiException as error:
                 if error.status != 409:
@@ -225,7 +232,7 @@ class World:
 
     def topology(self, name: str) -> dict[str, Any]:
         found: Any = self.custom.get_namespaced_custom_object(
-            names.GROUP, names.VERSION, "default", names.PLURAL, name
+            names.GROUP, names.VERSION, self.namespace, names.PLURAL, name
         )
         return dict(found)
 
@@ -241,7 +248,7 @@ class World:
         self.custom.delete_namespaced_custom_object(
             names.GROUP,
             names.VERSION,
-            "default",
+            self.namespace,
             names.PLURAL,
             name,
             body=options,
@@ -249,7 +256,7 @@ class World:
 
     def pods(self, name: str, role: str = "task") -> dict[str, Any]:
         selector = f"{names.LABEL_TOPOLOGY}={name},{names.LABEL_ROLE}={role}"
-        listed = self.core.list_namespaced_pod("default", label_selector=selector)
+        listed = self.core.list_namespaced_pod(self.namespace, label_selector=selector)
         return {name_of(pod): pod for pod in listed.items}
 
     def uids(self, name: str) -> set[str]:
@@ -260,7 +267,7 @@ class World:
 
     def events(self, name: str) -> list[dict[str, Any]]:
         # As JSON: the client's class refuses the Events of others, whose eventTime is null.
-        listed: Any = self.core.list_namespaced_event("default", _preload_content=False)
+        listed: Any = self.core.list_namespaced_event(self.namespace, _preload_content=False)
         events = json.loads(listed.data)["items"]
         return [e for e in events if e["involvedObject"].get("name") == name]
 
@@ -278,7 +285,7 @@ class World:
         return [
             f"{item.kind or type(item).__name__} {item.metadata.name}"
             for call in lists
-            for item in call("default", label_selector=selector).items
+            for item in call(self.namespace, label_selector=selector).items
         ]
 
     # --- kubelets and the data plane ------------------------------------------
@@ -296,7 +303,7 @@ class World:
             for node in list(self._alive):
                 body = {"spec": {"renewTime": now_text()}}
                 self.coordination.patch_namespaced_lease(node, "kube-node-lease", body)
-        pods: list[Any] = self.core.list_namespaced_pod("default").items
+        pods: list[Any] = self.core.list_namespaced_pod(self.namespace).items
         for pod in pods:
             if pod.spec.node_name in self._alive:
                 self._run(pod)
@@ -308,12 +315,14 @@ class World:
         name = pod.metadata.name
         if pod.metadata.deletion_timestamp:
             _unless_gone(
-                lambda: self.core.delete_namespaced_pod(name, "default", grace_period_seconds=0)
+                lambda: self.core.delete_namespaced_pod(
+                    name, self.namespace, grace_period_seconds=0
+                )
             )
         elif pod.status.phase != "Running":
             conditions = [{"type": "Ready", "status": "True"}]
             body = {"status": {"phase": "Running", "podIP": "127.1.1.1", "conditions": conditions}}
-            _unless_gone(lambda: self.core.patch_namespaced_pod_status(name, "default", body))
+            _unless_gone(lambda: self.core.patch_namespaced_pod_status(name, self.namespace, body))
 
     def _coordinate(self, topology: str, pods: list[Any]) -> None:
         own = [p for p in pods if p.metadata.labels.get(names.LABEL_TOPOLOGY) == topology]
@@ -328,7 +337,7 @@ class World:
         lease = {"spec": {"holderIdentity": str(fence), "renewTime": now_text()}}
         _unless_gone(
             lambda: self.coordination.patch_namespaced_lease(
-                f"{topology}-coordinator", "default", lease
+                f"{topology}-coordinator", self.namespace, lease
             )
         )
         self._report(topology, fence, by_role["task"])
@@ -360,8 +369,8 @@ class World:
             "status": {"dataPlane": data_plane},
         }
         if view.get("status", {}).get("dataPlane") != data_plane:
-            path = f"/apis/{names.API_VERSION}/namespaces/default/{names.PLURAL}/{topology}/status"
-            self._apply(path, body)
+            namespace = f"/apis/{names.API_VERSION}/namespaces/{self.namespace}"
+            self._apply(f"{namespace}/{names.PLURAL}/{topology}/status", body)
 
     def _apply(self, path: str, body: dict[str, Any]) -> None:
         request = self.core.api_client.param_serialize(

@@ -14,7 +14,12 @@ import pytest
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(200)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.platform("chaos", "harness", "embedded"),
+    pytest.mark.timeout(200),
+]
 
 # In command lines of the cluster, of a node, and of the oracle.
 _WORDS_OF_COMMANDS = ("etcd", "process_node", "rekindle run")

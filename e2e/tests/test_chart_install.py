@@ -14,7 +14,7 @@ from chart import CHART, VALUE_SETS, rendered
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.toolchain import ensure_helm
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 CRD = next((CHART / "crds").glob("*.yaml"))
 
@@ -36,14 +36,14 @@ class Helm:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its own: helm has to have installed the CRD, not kubectl."""
-    with ControlPlane(tmp_path_factory.mktemp("chart-plane")) as running:
-        yield running
+def plane(control_plane: ControlPlane) -> ControlPlane:
+    """Without the CRD: helm has to install it."""
+    control_plane.kubectl("delete", "--ignore-not-found", "-f", str(CRD))
+    return control_plane
 
 
 @pytest.fixture(scope="module")
-def helm(plane: ControlPlane) -> Helm:
+def helm(plane: ControlPlane) -> Iterator[Helm]:
     """With two releases of one name."""
     helm = Helm(plane)
     for namespace in ("one", "two"):
@@ -51,7 +51,10 @@ def helm(plane: ControlPlane) -> Helm:
         watched = f"watchNamespace=team-{namespace}"
         place = ("--namespace", namespace, "--create-namespace")
         helm("install", "rekindle", str(CHART), *place, "--set", watched)
-    return helm
+    yield helm
+    for namespace in ("one", "two"):
+        helm("uninstall", "rekindle", "--namespace", namespace)
+        plane.kubectl("delete", "namespace", namespace, f"team-{namespace}", "--wait=false")
 
 
 def test_releases_of_one_name_run_in_two_namespaces(plane: ControlPlane, helm: Helm) -> None:
@@ -94,7 +97,7 @@ def test_the_documented_upgrade_replaces_the_crd(
 
 @pytest.mark.parametrize("values", VALUE_SETS)
 def test_the_api_server_accepts_all_rendered_objects(plane: ControlPlane, values: str) -> None:
-    for namespace in ("team-a", "system"):
+    for namespace in ("team-a", "system"):  # those that the values name
         if f"namespace/{namespace}" not in plane.kubectl("get", "namespaces", "-o", "name"):
             plane.kubectl("create", "namespace", namespace)
     plane.kubectl(

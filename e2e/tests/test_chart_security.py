@@ -26,9 +26,10 @@ from rekindle_testing.fixtures.bad_manifests import good_manifest
 from rekindle_testing.harness.operator_process import OperatorProcess
 from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
-SYSTEM, TEAM, ALONE = "rekindle-system", "team-a", "team-alone"  # ALONE: with its own release
+SYSTEM, TEAM = "rekindle-system", "team-secure"
+ALONE = "team-alone"  # with its own release
 PERMISSIONS = Path(__file__).with_name("permissions.yaml")
 _WRITE = "WRITE_PERMISSIONS"
 _HOW = f"if they are meant: {_WRITE}=1 .venv/bin/python -m pytest {__file__} -k permissions"
@@ -43,25 +44,28 @@ _ACCOUNTS = {  # by name in the file: namespace, account
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+def plane(api_server: ControlPlane) -> Iterator[ControlPlane]:
     """With a release for all namespaces, one for a single namespace, and a node without kubelet,
     so that the DaemonSet has a pod."""
-    with ControlPlane(tmp_path_factory.mktemp("security-plane")) as running:
-        for namespace in (SYSTEM, TEAM, ALONE):
-            running.kubectl("create", "namespace", namespace)
-            level = "pod-security.kubernetes.io/enforce=restricted"
-            running.kubectl("label", "namespace", namespace, level)
-        node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}
-        running.kubectl("create", "-f", "-", stdin=json.dumps(node))
-        _install(running, SYSTEM)
-        _install(running, ALONE, "--set", f"watchNamespace={ALONE}")
-        yield running
+    for namespace in (SYSTEM, TEAM, ALONE):
+        api_server.kubectl("create", "namespace", namespace)
+        level = "pod-security.kubernetes.io/enforce=restricted"
+        api_server.kubectl("label", "namespace", namespace, level)
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}
+    api_server.kubectl("create", "-f", "-", stdin=json.dumps(node))
+    _helm(api_server, "install", SYSTEM, str(CHART))
+    _helm(api_server, "install", ALONE, str(CHART), "--set", f"watchNamespace={ALONE}")
+    yield api_server
+    for namespace in (SYSTEM, ALONE):
+        _helm(api_server, "uninstall", namespace)
+    api_server.kubectl("delete", "node", "node-1")
+    api_server.kubectl("delete", "namespace", SYSTEM, TEAM, ALONE, "--wait=false")
 
 
-def _install(plane: ControlPlane, namespace: str, *more: str) -> None:
-    command = [str(ensure_helm()), "install", "rekindle", str(CHART), "--namespace", namespace]
+def _helm(plane: ControlPlane, verb: str, namespace: str, *more: str) -> None:
+    command = [str(ensure_helm()), verb, "rekindle", *more, "--namespace", namespace]
     environment = {**os.environ, "KUBECONFIG": str(plane.kubeconfig)}
-    subprocess.run([*command, *more], env=environment, check=True, capture_output=True)
+    subprocess.run(command, env=environment, check=True, capture_output=True)
 
 
 @pytest.fixture(scope="module")

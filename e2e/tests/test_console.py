@@ -20,7 +20,12 @@ from rekindle_testing.console.sockets import DIRECTORY_VARIABLE
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
-pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.timeout(1200)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.spark,
+    pytest.mark.platform("console", "harness", "embedded"),
+    pytest.mark.timeout(1200),
+]
 
 
 class Console:

@@ -11,7 +11,7 @@ from rekindle_testing.embedded.components import Settings
 from rekindle_testing.embedded.control_plane import ControlPlane, ControlPlaneError, KubectlError
 from rekindle_testing.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.platform("embedded")]
 
 
 @pytest.fixture(scope="module")

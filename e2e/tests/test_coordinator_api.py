@@ -33,16 +33,16 @@ from rekindle.topology.load import load_topology
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.access import coordinator_access
-from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.fixtures.fleet import Fleet
+from rekindle_testing.harness.operator_process import install_crds
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import eventually
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 T = TypeVar("T")
-CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
 EXAMPLE = ROOT / "examples/flights/topology.yaml"
 _numbers = itertools.count(1)
 
@@ -208,28 +208,9 @@ class Cluster:
         self._network.release()
 
 
-@pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> ControlPlane:
-    install_crd(control_plane)
-    return control_plane
-
-
-def install_crd(control_plane: ControlPlane) -> None:
-    control_plane.kubectl("apply", "-f", str(CRD))
-
-    def served() -> bool:
-        try:
-            control_plane.kubectl("get", "topo")  # in the discovery once it is established
-        except KubectlError:
-            return False
-        return True
-
-    eventually(served)
-
-
 @pytest.fixture
-def cluster(api: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
-    yield from running_cluster(api, tmp_path)
+def cluster(api_server: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
+    yield from running_cluster(api_server, tmp_path)
 
 
 def running_cluster(api: ControlPlane, directory: Path) -> Iterator[Cluster]:
@@ -401,7 +382,7 @@ def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Clus
 
 def test_tasks_are_polled_without_the_api_server(tmp_path: Path) -> None:
     with ControlPlane(tmp_path / "control-plane") as own:
-        install_crd(own)
+        install_crds(own)
         directory = tmp_path / "work"
         directory.mkdir()
         for cluster in running_cluster(own, directory):

@@ -22,9 +22,8 @@ from rekindle_testing.fixtures.bad_manifests import (
     good_manifest,
 )
 from rekindle_testing.paths import ROOT
-from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
 EXAMPLE = ROOT / "examples/flights/topology.yaml"
@@ -33,22 +32,11 @@ _numbers = itertools.count(1)
 
 
 @pytest.fixture(scope="module")
-def api(control_plane: ControlPlane) -> Iterator[ControlPlane]:
-    """A control plane with the CRD, and a namespace."""
-    control_plane.kubectl("apply", "-f", str(CRD))
-    control_plane.kubectl("create", "namespace", "crd")
-    # Not by `kubectl wait`, which fails as long as the CRD has no condition.
-    wait_for("discovery", lambda: _is_known(control_plane))
-    yield control_plane
-    control_plane.kubectl("delete", "namespace", "crd", "--wait=false")
-
-
-def _is_known(control_plane: ControlPlane) -> bool:
-    try:
-        control_plane.kubectl("get", "topo", "-n", "crd")
-    except KubectlError:
-        return False
-    return True
+def api(api_server: ControlPlane) -> Iterator[ControlPlane]:
+    """With a namespace."""
+    api_server.kubectl("create", "namespace", "crd")
+    yield api_server
+    api_server.kubectl("delete", "namespace", "crd", "--wait=false")
 
 
 @pytest.fixture(scope="module")

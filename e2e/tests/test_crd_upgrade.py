@@ -23,11 +23,12 @@ from rekindle_testing.harness.operator_process import (
     OperatorProcess,
     install_crds,
     operator_kubeconfig,
+    wait_until_known,
 )
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
 UPGRADE = ("apply", "--server-side", "--force-conflicts", "-f")
@@ -56,10 +57,9 @@ def crd_without(paths: list[str]) -> str:
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its own: the CRD is a cluster's."""
-    with ControlPlane(tmp_path_factory.mktemp("crd-plane")) as running:
-        yield running
+def plane(api_server: ControlPlane) -> Iterator[ControlPlane]:
+    yield api_server
+    install_crds(api_server)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def kubeconfig(plane: ControlPlane) -> Path:
 
 @pytest.fixture
 def world(plane: ControlPlane, tmp_path: Path) -> Iterator[World]:
-    made = World(plane.kubeconfig, tmp_path)
+    made = World(plane.kubeconfig, tmp_path, "crd-upgrade")
     for name in ("node-a", "node-b", "node-c"):
         made.add_node(name)
     yield made
@@ -79,15 +79,7 @@ def world(plane: ControlPlane, tmp_path: Path) -> Iterator[World]:
 
 def install_older(plane: ControlPlane) -> None:
     plane.kubectl(*UPGRADE, "-", stdin=crd_without(MISSING))
-    wait_for("discovery", lambda: _is_known(plane))
-
-
-def _is_known(plane: ControlPlane) -> bool:
-    try:
-        plane.kubectl("get", "topo")
-    except KubectlError:
-        return False
-    return True
+    wait_until_known(plane)
 
 
 def apply_status(plane: ControlPlane, name: str, status: dict[str, Any], manager: str) -> None:
@@ -159,7 +151,7 @@ def test_an_operator_works_with_an_older_crd_until_it_is_upgraded(
         assert ", ".join(MISSING) in valid["message"]
         assert world.condition("flights", "Degraded")["status"] == "False"
         before = _incarnations(world)
-        world.core.delete_namespaced_pod(next(iter(world.pods("flights"))), "default")
+        world.core.delete_namespaced_pod(next(iter(world.pods("flights"))), world.namespace)
         wait_for("a new incarnation", lambda: _incarnations(world) > before)
         assert "redundancy" not in world.status("flights")
 
@@ -172,7 +164,7 @@ def test_an_operator_works_with_an_older_crd_until_it_is_upgraded(
         # A CRD that becomes older while the operator runs is noticed by the first refusal.
         install_older(plane)
         before = _incarnations(world)
-        world.core.delete_namespaced_pod(next(iter(world.pods("flights"))), "default")
+        world.core.delete_namespaced_pod(next(iter(world.pods("flights"))), world.namespace)
         wait_for("a newer incarnation", lambda: _incarnations(world) > before, 20.0)
         assert _missing(operator) == len(MISSING)
         install_crds(plane)

@@ -6,18 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.__main__ import run
 from rekindle_testing.fuzz.session import session
 from rekindle_testing.fuzz.verdict import Verdict
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 SEED = 1
 COUNT = 60
 
 
-def test_generated_topologies_are_refused_with_a_field_or_run(tmp_path: Path) -> None:
-    with session(tmp_path, print) as running:
+def test_generated_topologies_are_refused_with_a_field_or_run(
+    api_server: ControlPlane, tmp_path: Path
+) -> None:
+    with session(api_server, tmp_path) as running:
         assert run(running, SEED, first=0, count=COUNT, directory=tmp_path, batch=COUNT) == []
         created = running.statistics.created
         assert created.total() == COUNT

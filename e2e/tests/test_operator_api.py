@@ -23,13 +23,12 @@ from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
 from rekindle_testing.harness.operator_process import (
     OperatorProcess,
-    install_crds,
     operator_kubeconfig,
 )
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 _GATE = names.GATE
 _SILENT_S = 4.0  # longer than the timeout after which a silent node is lost
@@ -44,22 +43,14 @@ _HINTS = {  # by name in the table of bad manifests
 
 
 @pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Its own: fake nodes would get pods of other tests."""
-    with ControlPlane(tmp_path_factory.mktemp("operator-plane")) as running:
-        install_crds(running)
-        yield running
-
-
-@pytest.fixture(scope="module")
-def kubeconfig(plane: ControlPlane) -> Path:
+def kubeconfig(api_server: ControlPlane) -> Path:
     """The operator's, with only the permissions that the chart grants."""
-    return operator_kubeconfig(plane)
+    return operator_kubeconfig(api_server)
 
 
 @pytest.fixture(scope="module")
-def world(plane: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
-    made = World(plane.kubeconfig, tmp_path_factory.mktemp("world"))
+def world(api_server: ControlPlane, tmp_path_factory: Any) -> Iterator[World]:
+    made = World(api_server.kubeconfig, tmp_path_factory.mktemp("world"), "operator")
     made.add_volume("rekindle", tmp_path_factory.mktemp("volume"))
     yield made
     made.close()
@@ -117,7 +108,7 @@ def _without_coordinator(world: World, nodes: list[str]) -> str:
 
 def _records(world: World) -> set[str]:
     """Names of ConfigMaps, which generation records are."""
-    return {name_of(c) for c in world.core.list_namespaced_config_map("default").items}
+    return {name_of(c) for c in world.core.list_namespaced_config_map("operator").items}
 
 
 def _on(world: World, node: str) -> set[str]:
@@ -134,7 +125,7 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
     assert status["slots"]
     assert {q["state"] for q in status["queries"]} == {"Waiting"}
     assert all(q["waitingFor"].startswith("a node for") for q in status["queries"])
-    record = world.core.read_namespaced_config_map("flights-g1", "default")
+    record = world.core.read_namespaced_config_map("flights-g1", "operator")
     assert record.immutable
     assert json.loads(required(record.data)["topology.json"])["uid"] == flights["metadata"]["uid"]
     assert world.condition("flights", "Valid")["reason"] == "Accepted"
@@ -410,5 +401,5 @@ def test_an_incarnation_cannot_be_decreased(world: World, nodes: list[str], flig
     body = {"status": {"slots": slots}}
     with pytest.raises(ApiException, match="cannot decrease"):
         world.custom.patch_namespaced_custom_object_status(
-            names.GROUP, names.VERSION, "default", names.PLURAL, "flights", body
+            names.GROUP, names.VERSION, "operator", names.PLURAL, "flights", body
         )

@@ -12,7 +12,7 @@ from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.harness.operator_process import OperatorProcess, install_crds
 from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.api
 
 _FROZEN_S = 6.0
 _REPLACED_S = 5.0  # 2.5 s, with a margin for a busy machine

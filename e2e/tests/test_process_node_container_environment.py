@@ -18,7 +18,7 @@ from rekindle_testing.embedded.process_node.network_partition import cgroup2_mou
 from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
 from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.platform("embedded")]
 
 CORE = "/api/v1/namespaces/default"
 

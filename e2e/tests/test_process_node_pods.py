@@ -22,7 +22,7 @@ from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNod
 from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.waiting import wait_for
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.platform("embedded")]
 
 SERVER = """
 import http.server, os, pathlib, signal, sys

@@ -283,7 +283,7 @@ class World:
         ]
 
     def run_epochs(self, epochs: int) -> None:
-        """Run without failures: each epoch takes four polling intervals."""
+        """Run without failures: each epoch takes two polling intervals."""
         self.run_while_stuck(None, epochs)
 
     def run_while_stuck(self, stuck: Slot | None, epochs: int) -> None:
@@ -291,11 +291,11 @@ class World:
         segments = list(dict.fromkeys(p.segment for p in self.inputs))
         for _ in range(epochs):
             self.release_epochs()
-            for _ in range(4):
+            for _ in range(2):
                 for slot in sorted(self.tasks, key=lambda s: segments.index(s.segment)):
                     if slot != stuck:
                         self.work(slot, 8)
-                self.poll_round()
+                self.poll_round(0.5)
 
     # --- I5 ---
 

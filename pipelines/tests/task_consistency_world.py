@@ -248,7 +248,7 @@ class CoreReplicas(CoreWorld):
     """Two replicas of one task, with links of their own. A coordinator polls each
     of them every POLL_S; what it says of the other one is from the poll before."""
 
-    POLL_S = 0.25
+    POLL_S = 0.5
 
     def __init__(self, options: WorldOptions) -> None:
         super().__init__(options)
@@ -273,7 +273,7 @@ class CoreReplicas(CoreWorld):
         task.poll(partner)
 
 
-def play_cuts(world: World, cuts: Sequence[tuple[float, int, bool]], settle_s: float = 40) -> None:
+def play_cuts(world: World, cuts: Sequence[tuple[float, int, bool]], settle_s: float = 25) -> None:
     """Cut and heal links at their times; then nothing fails any more."""
     for at, link, is_cut in cuts:
         world.run(at)

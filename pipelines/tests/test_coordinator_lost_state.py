@@ -191,7 +191,7 @@ ENTRIES_TAKEN_OVER = [
 
 @example(ENTRIES_OF_INPUTS_LOST)
 @example(ENTRIES_TAKEN_OVER)
-@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=40))
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=25))
 def test_lost_state_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
     world = started()
     for action, number in history:
@@ -201,7 +201,7 @@ def test_lost_state_is_saved_again_after_any_history(history: list[tuple[str, in
         task.frozen, task.sink_lag = False, 0
     world.list_pods()
     world.collect_garbage()
-    world.run_epochs(40)
+    world.run_epochs(24)
     newest = world.store[-1]
     assert newest.epoch >= world.head - 2 * world.interval_epochs
     assert not list(filter(world.is_lost, world.needed()))
@@ -277,7 +277,7 @@ def finds_lost(world: LossyWorld, slot: Slot, name: str) -> None:
 def test_a_collection_checks_objects_that_tasks_found_lost() -> None:
     """Once, and soon: the task's next boot would be given the same restore point."""
     world, slot = started(), Slot("mid", 0, 1)
-    world.run_epochs(20)
+    world.run_epochs(12)
     world.reported_lost.clear()
     finds_lost(world, slot, "state/x")
     asked_at = world.now
@@ -285,7 +285,7 @@ def test_a_collection_checks_objects_that_tasks_found_lost() -> None:
         world.run_epochs(1)
     assert world.now - asked_at <= 12
     finds_lost(world, slot, "state/x")
-    world.run_epochs(120)
+    world.run_epochs(30)  # three intervals of garbage collections
     assert [s for s in world.reported_lost if s] == [frozenset({"state/x"})]
     assert not any(world.full_scans)
 

@@ -45,7 +45,7 @@ def common_failure(seconds: float) -> CoreReplicas:
 
 def test_replicas_correct_themselves_one_after_the_other() -> None:
     world = common_failure(40)
-    world.run(90)
+    world.run(80)
     ends = [
         (
             records_of(task, BatchKind.UNDO)[0].at,
@@ -63,7 +63,7 @@ def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
     world.not_polled = {1}
     world.run(55)
     assert records_of(world.tasks[0], BatchKind.UNDO)
-    world.run(90)
+    world.run(80)
     assert world.tasks[0].branches.state is ConsistencyState.STABLE
 
 
@@ -86,7 +86,7 @@ def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
 def test_both_end_stable_and_equal(seed: int) -> None:
     random = Random(seed)
     world = CoreReplicas(replace(SLOW, during_stabilization=random.choice(list(Policy))))
-    play_cuts(world, drawn_cuts(random, len(world.links), random.uniform(20, 60)), settle_s=60)
+    play_cuts(world, drawn_cuts(random, len(world.links)), settle_s=25)
     expected = failure_free(world.options, world.epochs)[0]
     for task in world.tasks:
         check_output(task)

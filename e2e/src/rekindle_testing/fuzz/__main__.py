@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.generator import Case, case
 from rekindle_testing.fuzz.session import Failure, Session, session
 from rekindle_testing.paths import ROOT
@@ -36,7 +37,10 @@ def main(arguments: list[str] | None = None) -> int:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     began = time.monotonic()
-    with session(directory, _print) as running:
+    with (
+        ControlPlane(directory / "plane", on_progress=_print) as control_plane,
+        session(control_plane, directory) as running,
+    ):
         failures = run(running, options.seed, options.first, options.count, directory)
         if options.soak and not failures:
             failures += _soak(running, options.seed, options.soak)

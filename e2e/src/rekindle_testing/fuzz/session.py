@@ -25,7 +25,6 @@ from rekindle_testing.harness.operator_process import (
     install_crds,
     operator_kubeconfig,
 )
-from rekindle_testing.progress import OnProgress
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 _START_TIMEOUT_S = 60.0
@@ -302,18 +301,18 @@ def _is_validated(seen: ObservedTopology) -> bool:
 
 
 @contextlib.contextmanager
-def session(directory: Path, on_progress: OnProgress) -> Iterator[Session]:
-    """A control plane of its own: no node joins it, so all pods stay pending."""
-    with ControlPlane(directory / "plane", on_progress=on_progress) as control_plane:
-        install_crds(control_plane)
-        control_plane.kubectl("create", "namespace", NAMESPACE)
-        operator = OperatorProcess(operator_kubeconfig(control_plane), directory, "operator")
+def session(control_plane: ControlPlane, directory: Path) -> Iterator[Session]:
+    """On a control plane without nodes, so that all pods stay pending."""
+    install_crds(control_plane)
+    control_plane.kubectl("create", "namespace", NAMESPACE)
+    operator = OperatorProcess(operator_kubeconfig(control_plane), directory, "operator")
+    try:
+        wait_for("the operator to lead", operator.leads, _START_TIMEOUT_S)
+        running = Session(control_plane, operator)
         try:
-            wait_for("the operator to lead", operator.leads, _START_TIMEOUT_S)
-            running = Session(control_plane, operator)
-            try:
-                yield running
-            finally:
-                running.close()
+            yield running
         finally:
-            operator.stop()
+            running.close()
+    finally:
+        operator.stop()
+        control_plane.kubectl("delete", "namespace", NAMESPACE, "--wait=false")

@@ -13,17 +13,33 @@ from pathlib import Path
 import urllib3
 import yaml
 
-from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.paths import ROOT
+from rekindle_testing.waiting import wait_for
 
 _USER = "rekindle-operator"
 _KINDS = ("ClusterRole", "ClusterRoleBinding", "PriorityClass")
 
 
 def install_crds(control_plane: ControlPlane) -> None:
+    """Those of this checkout, whatever was there; returns when kubectl knows them."""
     for crd in sorted((ROOT / "crds").glob("*.yaml")):
-        control_plane.kubectl("apply", "--server-side", "-f", str(crd))
+        control_plane.kubectl("apply", "--server-side", "--force-conflicts", "-f", str(crd))
+    wait_until_known(control_plane)
+
+
+def wait_until_known(control_plane: ControlPlane) -> None:
+    """Not by `kubectl wait`, which fails as long as the CRD has no condition."""
+    wait_for("the CRD in the discovery", lambda: _is_known(control_plane))
+
+
+def _is_known(control_plane: ControlPlane) -> bool:
+    try:
+        control_plane.kubectl("get", "topo")
+    except KubectlError:
+        return False
+    return True
 
 
 def operator_kubeconfig(control_plane: ControlPlane) -> Path:

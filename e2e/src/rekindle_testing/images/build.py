@@ -105,8 +105,7 @@ class Builder:
         shutil.rmtree(BUILD_DIRECTORY / "tmp", ignore_errors=True)
         (BUILD_DIRECTORY / "tmp").mkdir(parents=True)
         if _size(self.engine.storage) > _MAX_STORAGE_BYTES:
-            shown = self.engine.storage.relative_to(ROOT)
-            self._on_progress(f"emptying {shown}: it has more than 12 GB of old layers")
+            self._on_progress(f"emptying {self.engine.storage}: more than 12 GB of old layers")
             shutil.rmtree(self.engine.storage)
         self.run(self.engine.buildah("rm", "--all"))
 
@@ -143,7 +142,7 @@ def find_container_engine(on_progress: OnProgress) -> ContainerEngine:
             "neither Docker nor podman works here, nor buildah as root. Start or install one "
             "of them; as root on Debian or Ubuntu, `make images` installs buildah itself"
         )
-    return ContainerEngine(kind, BUILD_DIRECTORY)
+    return ContainerEngine(kind, _shared_directory())
 
 
 def version() -> str:
@@ -154,14 +153,21 @@ def version() -> str:
 
 @contextlib.contextmanager
 def exclusive_lock() -> Iterator[None]:
-    """For builds in this checkout."""
-    BUILD_DIRECTORY.mkdir(parents=True, exist_ok=True)
-    with (BUILD_DIRECTORY / "lock").open("a") as lock:
+    """For builds of this user, in whichever checkout."""
+    directory = _shared_directory()
+    for made in (directory, BUILD_DIRECTORY):
+        made.mkdir(parents=True, exist_ok=True)
+    with (directory / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ImageError("another `make images` runs in this checkout") from None
+            raise ImageError("another `make images` runs on this machine") from None
         yield
+
+
+def _shared_directory() -> Path:
+    """Buildah's layers, with which images of any checkout begin."""
+    return cache_root(os.environ) / "buildah"
 
 
 def _size(directory: Path) -> int:

@@ -1,7 +1,7 @@
 """Docker, podman and buildah: which one is used, and their command lines. Pure.
 
-Buildah keeps its images below `build/`, and each of its commands runs in namespaces of its own:
-what it mounts and starts ends with it, also when it is killed.
+Buildah keeps its images in the user's cache, and each of its commands runs in namespaces of its
+own: what it mounts and starts ends with it, also when it is killed.
 """
 
 from __future__ import annotations
