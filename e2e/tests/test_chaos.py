@@ -10,6 +10,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.spark,
     pytest.mark.failures,
+    pytest.mark.long,
     pytest.mark.timeout(600),
 ]
 

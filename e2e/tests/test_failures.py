@@ -73,14 +73,12 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
 class TestProcesses:
     topology = "processes"
 
-    @pytest.mark.parametrize("segment", ["alarms", "routes", "storms"])
-    def test_a_killed_task_loses_no_rows(
-        self, run: Run, reference: Reference, segment: str
-    ) -> None:
-        run.kill_pod_processes(run.task_pods(segment)[0])
+    def test_a_killed_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
+        run.kill_pod_processes(run.task_pods("alarms")[0])
         run.wait_sinks_advance()
         run.verify(reference)
 
+    @pytest.mark.long  # of processes alone: test_task_process.py
     def test_a_torn_log_loses_no_rows(self, run: Run, reference: Reference) -> None:
         _tear_log(run, "flown")
         run.wait_sinks_advance()
@@ -92,6 +90,7 @@ class TestProcesses:
         run.wait_sinks_advance()
         run.verify(reference)
 
+    @pytest.mark.long  # of the cores alone: test_coordinator_lost_state.py
     def test_state_that_others_delete_is_saved_again(self, run: Run, reference: Reference) -> None:
         # Just after a checkpoint: one that is saved later may need nothing of what is deleted.
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
@@ -111,6 +110,7 @@ class TestProcesses:
         assert run.container_starts() == before
         run.verify(reference)
 
+    @pytest.mark.long  # with an API server alone: test_operator_api.py
     def test_a_killed_operator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.container_starts()
         run.kill_pod_processes(run.cluster.leading_operator_pod())
@@ -198,12 +198,14 @@ class TestNodes:
         run.wait_redundant()
         run.verify(reference)
 
+    @pytest.mark.long  # a drain deletes tasks: test_planned_moves.py
     def test_a_deleted_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
         run.delete_pod(run.task_pods("flown")[0])
         run.wait_sinks_advance()
         run.wait_redundant()
         run.verify(reference)
 
+    @pytest.mark.long  # test_planned_moves.py drains every node
     def test_a_drained_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("routes")[0].spec.node_name
         run.cluster.nodes[node].drain()

@@ -37,6 +37,12 @@ class Upstream:
             self.log.append(EpochBatch("s", 0, epoch, epoch, ROWS, digest_table(ROWS)))
 
 
+@pytest.fixture(autouse=True)
+def short_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listener ends after the call that waits for the next epoch."""
+    monkeypatch.setattr("rekindle_testing.harness.stream_listener._WAIT_S", 0.1)
+
+
 @pytest.fixture(params=[True, False], ids=["finite maxDelay", "infinite maxDelay"])
 def upstream(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Upstream]:
     made = Upstream(tmp_path, live=request.param)
