@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+import marshal
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -159,6 +160,7 @@ class ModelApi(client.ApiClient):
 class ModelOperator:
     def __init__(self, model: ModelCluster) -> None:
         self.model = model
+        self._delivered: dict[str, Any] = {}  # kind -> the newest content that the cache has got
         self.api = ModelApi(model)
         # Without a clock for watches: they are not silent, however long a test runs.
         self.cache = ClusterCache(self.api, None, lambda: model.now, monotonic=lambda: 0.0)
@@ -185,18 +187,38 @@ class ModelOperator:
     def deliver(self) -> None:
         """Send all changes to the cache, except for kinds with a stalled watch."""
         model, version = self.model, self.model.version
-        if "pods" not in model.views_of_stalled_watches:
-            self.cache.pods.replace(list(model.raw_pods.values()), version)
-        if "nodes" not in model.views_of_stalled_watches:
-            self.cache.nodes.replace([node_json(n) for n in model.nodes.values()], version)
-        if "leases" not in model.views_of_stalled_watches:
-            self.cache.leases.replace([lease_json(x) for x in model.leases.values()], version)
-        if "topologies" not in model.views_of_stalled_watches:
-            topologies: list[Mapping[str, Any]] = [
-                topology_json(t) for t in model.topologies.values()
-            ]
-            self.cache.replace_topologies(topologies, version)
-        self.cache.generation_records.replace(list(model.generation_records.values()), version)
+        raw_pods = list(model.raw_pods.values())
+        nodes, leases = tuple(model.nodes.values()), tuple(model.leases.values())
+        topologies, records = tuple(model.topologies.values()), [*model.generation_records.values()]
+        deliveries: dict[str, tuple[Any, Callable[[], None]]] = {
+            "pods": (
+                marshal.dumps(raw_pods),  # they are changed in place
+                lambda: self.cache.pods.replace(raw_pods, version),
+            ),
+            "nodes": (
+                nodes,
+                lambda: self.cache.nodes.replace([node_json(n) for n in nodes], version),
+            ),
+            "leases": (
+                leases,
+                lambda: self.cache.leases.replace([lease_json(x) for x in leases], version),
+            ),
+            "topologies": (
+                topologies,
+                lambda: self.cache.replace_topologies(
+                    [topology_json(t) for t in topologies], version
+                ),
+            ),
+            "generation records": (
+                records,
+                lambda: self.cache.generation_records.replace(records, version),
+            ),
+        }
+        for kind, (content, deliver) in deliveries.items():
+            if kind in model.views_of_stalled_watches or self._delivered.get(kind) == content:
+                continue
+            deliver()
+            self._delivered[kind] = content
 
     def run_pass(self) -> None:
         self.deliver()

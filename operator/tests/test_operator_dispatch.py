@@ -103,7 +103,7 @@ def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
 
 
 @given(
-    hanging=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    hanging=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     good=st.integers(1, 3),
     data=st.data(),
 )

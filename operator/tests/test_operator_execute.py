@@ -136,6 +136,16 @@ def test_only_a_full_quota_counts_as_one(status: int, message: str) -> None:
     assert (uncreated.message, uncreated.over_quota_since) == (message, None)
 
 
+@pytest.mark.parametrize("status", [400, 401, 403, 422, 429])
+def test_a_pod_does_not_exist_after_a_refusal(status: int) -> None:
+    assert not run(Refusing(status)).snapshot().uncreated_pods[REF].may_exist
+
+
+@pytest.mark.parametrize("status", [408, 500, 503, 504])
+def test_a_pod_may_exist_after_any_other_error(status: int) -> None:
+    assert run(Refusing(status)).snapshot().uncreated_pods[REF].may_exist
+
+
 def test_a_conflict_without_an_object_is_named() -> None:
     """An API server answers so, too, if many requests change one quota."""
     uncreated = run(Refusing(status=409, missing=True)).snapshot().uncreated_pods[REF]

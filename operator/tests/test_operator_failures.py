@@ -13,14 +13,16 @@ from rekindle import names
 from rekindle_operator.cluster.failures import ActionFailures
 from rekindle_operator.cluster.model import PodView, UncreatedPod
 
+LONG_STEP_S = 3.0
+"""Between passes while a state lasts: shorter than the wait after the third failure of a request,
+and than all time-outs."""
+
 
 @pytest.fixture
-def operator(cluster: ModelCluster) -> ModelOperator:
-    for name in "abc":
-        cluster.add_node(name)
-    made = ModelOperator(cluster)
-    made.run(6.0)
-    assert cluster.status()["phase"] == "Running"
+def operator(running: ModelCluster) -> ModelOperator:
+    made = ModelOperator(running)
+    made.run(1.0)
+    assert running.status()["phase"] == "Running"
     return made
 
 
@@ -33,7 +35,7 @@ def test_a_repeatedly_refused_deletion_is_reported(operator: ModelOperator) -> N
     assert "DeletePod" in degraded["message"]
     assert "403 deletion is forbidden here" in degraded["message"]
     operator.api.errors.clear()
-    operator.run(60.0)
+    operator.run(60.0, step_s=LONG_STEP_S)
     assert operator.model.condition("Degraded")["status"] == "False"
 
 
@@ -58,17 +60,18 @@ def has_met_full_quota(operator: ModelOperator) -> bool:
     return uncreated_coordinator(operator).over_quota_since is not None
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 408, 409, 422, 429, 500, 504])
+@pytest.mark.parametrize("status", [403, 500])
 def test_what_works_on_a_drained_node_stays_while_no_pod_can_be_created(
     operator: ModelOperator, status: int
 ) -> None:
-    """An admission policy, rights, a slow API server: nobody gains by its deletion."""
+    """An admission policy, rights, a slow API server: nobody gains by its deletion. After 500, the
+    pod may exist."""
     model = operator.model
     model.add_node("d")
     operator.api.errors = [ApiError("POST", "/pods", status, "not now")]
     node = cordon_node_of_coordinator(model)
     before = pods_on(model, node)
-    operator.run(120.0)
+    operator.run(120.0, step_s=LONG_STEP_S)
     assert pods_on(model, node).keys() == before.keys()
     assert set(model.query_states().values()) == {"Live"}
     message = model.condition("Valid")["message"]
@@ -76,7 +79,7 @@ def test_what_works_on_a_drained_node_stays_while_no_pod_can_be_created(
     assert "the coordinator" in message
     assert "(successor: API server: " in message
     operator.api.errors.clear()
-    operator.run(120.0)
+    operator.run(120.0, step_s=LONG_STEP_S)
     assert not pods_on(model, node)
     assert "waits for" not in model.condition("Valid")["message"]
 
@@ -91,8 +94,8 @@ def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
     model.quota = len(model.raw_pods)
     node = cordon_node_of_coordinator(model)
     waited = False
-    for _ in range(100):
-        operator.run(4.0)
+    for _ in range(60):
+        operator.run(6.0, step_s=LONG_STEP_S)
         assert not model.coordinator().terminating
         assert set(model.query_states().values()) == {"Live"}
         waited |= "waits for the coordinator (" in model.condition("Valid")["message"]
@@ -101,8 +104,7 @@ def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
     assert {p.segment_name for p in pods_on(model, node).values()} <= {"routes", "storms"}
 
 
-@pytest.mark.parametrize("after_s", [8.0, 20.0, 40.0])
-@pytest.mark.parametrize("status", [0, 409, 500])
+@pytest.mark.parametrize(("after_s", "status"), [(8.0, 0), (40.0, 0), (8.0, 409), (20.0, 500)])
 def test_a_coordinator_whose_drained_node_dies_is_replaced_soon_in_a_full_quota(
     operator: ModelOperator, after_s: float, status: int
 ) -> None:
@@ -110,11 +112,11 @@ def test_a_coordinator_whose_drained_node_dies_is_replaced_soon_in_a_full_quota(
     model = operator.model
     model.quota = len(model.raw_pods)
     node = cordon_node_of_coordinator(model)
-    operator.run(after_s)
+    operator.run(after_s, step_s=1.0)
     if status:
         operator.api.errors = [ApiError("POST", "/pods", status, "not now")]
-        for _ in range(80):  # requests are at most 30 s apart
-            operator.run(0.5)
+        for _ in range(40):  # requests are at most 30 s apart
+            operator.run(1.0, step_s=1.0)
             if not has_met_full_quota(operator):
                 break
         assert not has_met_full_quota(operator)
@@ -147,14 +149,14 @@ def test_a_roll_waits_for_room_in_a_quota(operator: ModelOperator) -> None:
     operator.run(3.0)
     view = model.topologies["flights"]
     model.topologies["flights"] = replace(view, roll=True, version=model.next_version())
-    for _ in range(60):
-        operator.run(2.0)
+    for _ in range(40):
+        operator.run(LONG_STEP_S, step_s=LONG_STEP_S)
         assert model.coordinator() == old
         assert set(model.query_states().values()) == {"Live"}
     message = model.condition("Valid")["message"]
     assert "the roll waits for a new coordinator (API server: pods" in message
     model.quota += 1
-    operator.run(120.0)
+    operator.run(120.0, step_s=LONG_STEP_S)
     assert {raw["spec"]["containers"][0]["image"] for raw in model.raw_pods.values()} == {"another"}
     assert "waits" not in model.condition("Valid")["message"]
 

@@ -80,6 +80,10 @@ class ProbingOperator:
         after the pause, and reads responses as late."""
         self.now += after_s
         lost = self.lost()
+        self._probe(after_s, lose_response_of)
+        return lost | self.lost()
+
+    def _probe(self, after_s: float, lose_response_of: str = "") -> None:
         self.probes.retain({n.uid for n in self.nodes.values()}, local={"uid-n0"})
         self.probes.reset_after_pause(self.now)
         for (name, sent_at), (response_at, until) in list(self.pending.items()):
@@ -96,7 +100,6 @@ class ProbingOperator:
             response_at = self.now + self.delays[due.name] if arrives else inf
             until = self.now + 2 * TIMING.kubelet_silent_s
             self.pending[due.name, self.now] = response_at, until
-        return lost | self.lost()
 
     def _is_reached(self, name: str) -> bool:
         own = name == next(iter(self.nodes))
@@ -111,6 +114,12 @@ class ProbingOperator:
         for _ in range(round(seconds / TICK_S)):
             lost |= self.tick()
         return lost
+
+    def probe_only(self, seconds: float) -> None:
+        """As `run`, but nobody asks which nodes are lost: that changes nothing of the state."""
+        for _ in range(round(seconds / TICK_S)):
+            self.now += TICK_S
+            self._probe(TICK_S)
 
     def freeze(self, *names: str) -> None:
         self.dead |= set(names)
@@ -130,7 +139,7 @@ def test_a_node_whose_kubelet_responds_is_not_lost(
     """Whatever its task does, whatever response gets lost, however late the operator and the
     suspicion are, and whoever else has died."""
     operator = ProbingOperator(delays, suspected_s)
-    operator.run(9.0)
+    operator.probe_only(9.0)
     names = list(operator.nodes)
     operator.silent_tasks = {names[i]: operator.now for i in silent if i < len(names)}
     operator.freeze(names[-1])
@@ -145,7 +154,7 @@ def test_a_kubelet_that_is_cut_off_for_a_moment_is_not_silent(
 ) -> None:
     """The probes that it did not get have no response yet; later ones have one."""
     operator = ProbingOperator([0.0] * 3)
-    operator.run(9.0 + ticks_before * TICK_S)
+    operator.probe_only(9.0 + ticks_before * TICK_S)
     operator.silent_tasks = {"n1": operator.now}
     lost = operator.run(ticks_silent * TICK_S)
     operator.dead = {"n1"}
@@ -159,32 +168,32 @@ def test_dead_nodes_with_single_tasks_are_lost_in_time(
     delays: list[float], ticks_before: int, dead: int
 ) -> None:
     operator = ProbingOperator(delays)
-    operator.run(1.5 + ticks_before * TICK_S)
+    operator.probe_only(1.5 + ticks_before * TICK_S)
     others = list(operator.nodes)[1:]  # one of them lives, and so does the operator's own
     victims = set(others[: min(dead, len(others) - 1)])
     operator.freeze(*victims)
     assert operator.run(2.75) == set()
-    operator.run(1.75)
+    operator.probe_only(1.75)
     assert operator.lost() == victims
 
 
 @given(_DELAYS, st.sets(st.integers(0, 4), min_size=1))
 def test_the_kubelet_of_its_own_node_proves_nothing(delays: list[float], silent: set[int]) -> None:
     operator = ProbingOperator(delays)
-    operator.run(2.0)
+    operator.probe_only(2.0)
     operator.isolated = True
     names = list(operator.nodes)
     operator.silent_tasks = {names[i]: operator.now for i in silent if i < len(names)}
     assert operator.run(9.0) == set()
 
 
-@given(st.sampled_from([4, 12, 40, 150]), st.integers(0, 8), st.integers(0, 30))
+@given(st.sampled_from([4, 12, 70]), st.integers(0, 8), st.integers(0, 30))
 def test_when_the_operator_can_be_reached_again_no_node_is_lost(
     nodes: int, ticks_before: int, ticks_isolated: int
 ) -> None:
     """Nodes that it has not probed since respond as well, but cannot have done so yet."""
     operator = ProbingOperator([0.05] * nodes)
-    operator.run(9.0 + ticks_before * TICK_S)
+    operator.probe_only(9.0 + ticks_before * TICK_S)
     operator.silent_tasks = {f"n{i}": operator.now for i in range(1, nodes)}
     operator.isolated = True
     lost = operator.run(ticks_isolated * TICK_S)
@@ -194,11 +203,11 @@ def test_when_the_operator_can_be_reached_again_no_node_is_lost(
 
 def test_a_node_that_died_while_the_operator_was_isolated_is_lost_soon_after() -> None:
     operator = ProbingOperator([0.05] * 40)
-    operator.run(9.0)
+    operator.probe_only(9.0)
     operator.isolated = True
-    operator.run(5.0)
+    operator.probe_only(5.0)
     operator.freeze("n1")
-    operator.run(5.0)
+    operator.probe_only(5.0)
     operator.isolated = False
     assert operator.run(1.25) == set()
     assert operator.run(1.5) == {"n1"}
@@ -210,7 +219,7 @@ def test_a_node_that_responds_late_keeps_no_other_from_being_lost(
     nodes: int, slow_s: float
 ) -> None:
     operator = ProbingOperator([0.05, 0.05, 0.05, slow_s, *[0.05] * (nodes - 4)])
-    operator.run(9.0)
+    operator.probe_only(9.0)
     operator.freeze("n1")
     for tick in range(20):
         operator.tick(TICK_S + (0.0, 0.02, 0.01)[tick % 3])
@@ -221,25 +230,25 @@ def test_a_node_that_responds_late_keeps_no_other_from_being_lost(
 def test_many_nodes_that_die_with_their_coordinator_are_lost_in_time(nodes: int, dead: int) -> None:
     """Then all nodes are suspects."""
     operator = ProbingOperator([0.05] * nodes)
-    operator.run(14.0)
+    operator.probe_only(14.0)
     victims = {f"n{i}" for i in range(1, dead + 1)}
     operator.freeze(*victims)
     operator.last_report_at = operator.now
-    operator.run(9.0)
+    operator.probe_only(9.0)
     assert operator.lost() == victims
 
 
 def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
     """Their objects stay, and they are probed until they may get pods again."""
     operator = ProbingOperator([0.0] * 230)
-    operator.run(12.0)
+    operator.probe_only(12.0)
     dead = {f"n{i}" for i in range(80, 230)}
     for name in dead:
         del operator.pods[name]  # replaced elsewhere
     operator.dead = dead
     operator.quarantined = dict.fromkeys(dead, operator.now)
     for _ in range(120):
-        operator.tick()
+        operator.probe_only(TICK_S)
         results = operator.probes.results
         for i in range(1, 80):
             answered_probe_at = results[f"uid-n{i}"].answered_probe_at
@@ -249,16 +258,16 @@ def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
 
 def test_a_hundred_nodes_that_die_at_once_are_lost_in_time() -> None:
     operator = ProbingOperator([0.0] * 110)
-    operator.run(4.0)
+    operator.probe_only(4.0)
     victims = {f"n{i}" for i in range(10, 110)}
     operator.freeze(*victims)
-    operator.run(4.5)
+    operator.probe_only(4.5)
     assert operator.lost() == victims
 
 
 def test_a_clock_that_was_set_back_makes_no_kubelet_silent() -> None:
     operator = ProbingOperator([0.0, 1.0, 0.0])
-    operator.run(2.0)
+    operator.probe_only(2.0)
     operator.now -= 60
     operator.silent_tasks = {"n1": operator.now - 5}
     assert operator.run(9.0) == set()
@@ -266,9 +275,9 @@ def test_a_clock_that_was_set_back_makes_no_kubelet_silent() -> None:
 
 def test_a_reset_timer_counts_from_then_on() -> None:
     operator = ProbingOperator([0.0] * 3)
-    operator.run(2.0)
+    operator.probe_only(2.0)
     operator.freeze("n1")
-    operator.run(2.5)
+    operator.probe_only(2.5)
     operator.probes.reset_timers(operator.now)
     assert operator.run(1.25) == set()
     assert operator.run(1.0) == {"n1"}
@@ -277,32 +286,32 @@ def test_a_reset_timer_counts_from_then_on() -> None:
 def test_tasks_lost_together_need_no_responding_task() -> None:
     operator = ProbingOperator([0.0] * 4)
     del operator.pods["n0"], operator.pods["n3"]
-    operator.run(1.5)
+    operator.probe_only(1.5)
     operator.freeze("n1", "n2")
-    operator.run(4.5)
+    operator.probe_only(4.5)
     assert operator.lost() == {"n1", "n2"}
 
 
 def test_a_kubelet_that_never_responded_is_no_signal() -> None:
     operator = ProbingOperator([0.0] * 3)
     operator.dead = {"n1"}
-    operator.run(5.0)
+    operator.probe_only(5.0)
     operator.freeze("n1")
     assert operator.run(9.0) == set()
 
 
 def test_a_kubelet_silent_long_before_is_no_signal() -> None:
     operator = ProbingOperator([0.0] * 3)
-    operator.run(2.0)
+    operator.probe_only(2.0)
     operator.dead = {"n1"}
-    operator.run(40.0)
+    operator.probe_only(40.0)
     operator.freeze("n1")
     assert operator.run(9.0) == set()
 
 
 def test_a_responding_task_keeps_its_node() -> None:
     operator = ProbingOperator([0.0] * 3)
-    operator.run(2.0)
+    operator.probe_only(2.0)
     operator.dead = {"n1"}
     operator.silent_tasks = {"n2": operator.now}
     assert operator.run(9.0) == set()

@@ -48,7 +48,7 @@ def test_a_topology_starts_when_creating_pods_is_allowed_again(operator: ModelOp
     operator.run(5.0)
     assert not operator.model.raw_pods
     operator.api.errors.clear()
-    operator.run(60.0)
+    operator.run(60.0, step_s=2.0)
     assert operator.model.status()["phase"] == "Running"
 
 
@@ -102,10 +102,11 @@ def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:
 
 
 @pytest.fixture
-def started(operator: ModelOperator) -> ModelOperator:
-    operator.run(6.0)
-    assert operator.model.status()["phase"] == "Running"
-    return operator
+def started(running: ModelCluster) -> ModelOperator:
+    made = ModelOperator(running)
+    made.run(1.0)
+    assert running.status()["phase"] == "Running"
+    return made
 
 
 def uids(operator: ModelOperator) -> set[str]:
@@ -163,7 +164,7 @@ def test_a_cordon_that_is_over_removes_no_task(started: ModelOperator) -> None:
     assert set(model.query_states().values()) == {"Live"}
     cordon = {cordoned: replace(model.nodes["a"], cordoned=cordoned) for cordoned in (True, False)}
     model.nodes["a"] = replace(cordon[True], version=model.next_version())
-    started.run(SUCCESSOR_WITHOUT_NODE_S - 5.0)
+    started.run(SUCCESSOR_WITHOUT_NODE_S - 5.0, step_s=2.5)
     replicated = {p.name for p in model.tasks().values() if p.node == "a" and "alarms" in p.name}
     model.stall("nodes")
     model.nodes["a"] = replace(cordon[False], version=model.next_version())
@@ -293,7 +294,7 @@ def test_a_first_start_whose_creates_fail_is_no_recovery(operator: ModelOperator
     operator.run(5.0)
     assert operator.model.status()["phase"] == "Starting"
     operator.api.errors.clear()
-    operator.run(60.0)
+    operator.run(60.0, step_s=2.0)
     status = operator.model.status()
     assert status["phase"] == "Running"
     assert "recovery" not in status

@@ -26,6 +26,7 @@ from rekindle_operator.reconcile.actions import (
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.moves import LATE_S, MOVES_AT_ONCE, SUCCESSOR_WITHOUT_NODE_S
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
+from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
 """The only task of its segment, and the successor that it gets in a move: 8 is the other number of
@@ -622,13 +623,19 @@ def _check_deletions(cluster: ModelCluster, actions: list[Action]) -> None:
         assert others, f"{name} is deleted, and no other replica can replace it"
 
 
+@copy_of_one_build
+def _on_five_nodes() -> ModelCluster:
+    made = ModelCluster()
+    made.add_topology("flights", flights_spec())
+    for name in "abcde":
+        made.add_node(name)
+    made.settle()
+    return made
+
+
 @given(steps=_STEPS)
 def test_no_history_of_cordons_deletes_the_last_live_replica(steps: Any) -> None:
-    cluster = ModelCluster()
-    cluster.add_topology("flights", flights_spec())
-    for name in "abcde":
-        cluster.add_node(name)
-    cluster.settle()
+    cluster = _on_five_nodes()
     suspected = False
     for step in steps:
         _do(cluster, step)

@@ -44,7 +44,7 @@ def assessments(
     is_dead: Callable[[PodView, float], bool],
     kubelet_is_dead: Callable[[str, float], bool],
     *,
-    begin_s: float = -50.0,
+    begin_s: float = -40.0,
     until_s: float = 15.0,
     is_cut_off: Callable[[float], bool] = never,
     response_s: float = 0.0,
@@ -76,11 +76,13 @@ def assessments(
             pending.remove(probe)
         for state in (kubelets, pods):
             state.reset_after_pause(now)
-        own = seen().own_node
-        local = {n.uid for n in seen().nodes if n.name == own}
-        kubelets.retain({n.uid for n in seen().nodes}, local)
-        due_pods = pods_to_probe(seen(), pods.busy(now), now, TIMING)
-        due_nodes = kubelets_to_probe(seen(), kubelets.busy(now), now, TIMING)
+        before = seen()
+        own = before.own_node
+        local = {n.uid for n in before.nodes if n.name == own}
+        kubelets.retain({n.uid for n in before.nodes}, local)
+        before = seen()
+        due_pods = pods_to_probe(before, pods.busy(now), now, TIMING)
+        due_nodes = kubelets_to_probe(before, kubelets.busy(now), now, TIMING)
         probes = [(pods, p.uid, p.node, is_dead(p, at)) for p in due_pods]
         probes += [(kubelets, n.uid, n.name, kubelet_is_dead(n.name, at)) for n in due_nodes]
         for state, uid, *_ in probes:
@@ -233,7 +235,7 @@ def with_topologies(
 
 
 @pytest.mark.parametrize("first_has_ended", [False, True])
-@pytest.mark.parametrize("number", [3, 200])
+@pytest.mark.parametrize("number", [3, 130])
 @pytest.mark.parametrize("works", [True, False])
 def test_a_process_without_memory_waits_for_responses(
     works: bool, number: int, first_has_ended: bool
@@ -250,7 +252,7 @@ def test_a_process_without_memory_waits_for_responses(
     )
     found = lost_nodes(
         lambda at: snapshot,
-        lambda p, at: p in ended or (p.node == "n0" and not works),
+        lambda p, at: p.name == "a" or (p.node == "n0" and not works),
         lambda name, at: name == "n0",
         begin_s=0.0,
     )
@@ -296,7 +298,7 @@ def test_a_task_that_starts_does_not_keep_a_dead_node(starts: bool, has_fresh_re
 
 @pytest.mark.parametrize("calls_it_silent", [False, True])
 @pytest.mark.parametrize("works", [False, True])
-@pytest.mark.parametrize("begin_s", [-50.0, 0.0])
+@pytest.mark.parametrize("begin_s", [-40.0, 0.0])
 def test_what_only_one_topology_says_of_a_node_concerns_only_its_pods(
     begin_s: float, works: bool, calls_it_silent: bool
 ) -> None:
@@ -375,7 +377,7 @@ def test_pods_of_a_tenant_that_end_together_do_not_hide_a_task_that_works(topolo
     )
     found = lost_nodes(
         lambda at: snapshot,
-        lambda p, at: p in of_e and at >= 0,
+        lambda p, at: p.namespace == "evil" and at >= 0,
         lambda name, at: name == "a" and at >= -20,
     )
     assert first_loss(found, "a") is None
@@ -429,9 +431,10 @@ def test_a_pod_that_its_coordinator_calls_silent_hides_no_other_one(
     assert first_loss(found, "a") is None
 
 
-@pytest.mark.parametrize("has_owner", [False, True])
-@pytest.mark.parametrize("response_s", [0.0, 0.75])
-@pytest.mark.parametrize("number", [6, 12, 100])
+@pytest.mark.parametrize(
+    ("number", "response_s", "has_owner"),
+    [(6, 0.75, True), (12, 0.0, False), (70, 0.75, False), (70, 0.0, True)],
+)
 @pytest.mark.parametrize(("is_ready", "late_s"), [(False, 0.0), (False, -5.0), (True, -2.0)])
 def test_pods_that_end_together_hide_no_other_one(
     number: int, is_ready: bool, late_s: float, response_s: float, has_owner: bool
@@ -451,14 +454,14 @@ def test_pods_that_end_together_hide_no_other_one(
     reported = with_report(snapshot, {p.name: _LIVE for p in works})
     found = lost_nodes(
         lambda at: replace(reported, report_times={"t": NOW + min(at, late_s)}),
-        lambda p, at: p in end and at >= 0,
-        lambda name, at: name == "a" and at >= (-1 if is_ready else -45),
+        lambda p, at: p.node == "a" and p.name != "works" and at >= 0,
+        lambda name, at: name == "a" and at >= (-1 if is_ready else -35),
         response_s=response_s,
     )
     assert first_loss(found, "a") is None
 
 
-@pytest.mark.parametrize(("others", "cut_s"), [(8, 7.0), (8, 2.25), (70, 2.25), (70, 3.25)])
+@pytest.mark.parametrize(("others", "cut_s"), [(8, 7.0), (8, 2.25), (70, 3.25)])
 def test_an_operator_that_was_cut_off_loses_no_node_for_that(others: int, cut_s: float) -> None:
     """Three nodes are NotReady, since their kubelets hang."""
     hanging = ("a", "o3", "o7")
@@ -474,7 +477,7 @@ def test_an_operator_that_was_cut_off_loses_no_node_for_that(others: int, cut_s:
     found = lost_nodes(
         lambda at: replace(reported, report_times={"t": NOW + min(at, -10.0)}),
         lambda p, at: False,
-        lambda name, at: name in hanging and at >= -45,
+        lambda name, at: name in hanging and at >= -35,
         is_cut_off=lambda at: 0 <= at < cut_s,
     )
     assert {name for _, lost in found for name in lost} == set()
@@ -515,7 +518,7 @@ def test_pods_without_a_process_hide_no_other_one_from_a_process_without_memory(
     nodes = tuple(replace(n, ready=n.name != "a") for n in snapshot.nodes)
     found = lost_nodes(
         lambda at: replace(snapshot, nodes=nodes, pods=(*end, *works)),
-        lambda p, at: p in end,
+        lambda p, at: p.node == "a" and p.name != "works",
         lambda name, at: name == "a",
         begin_s=0.0,
         response_s=0.25,

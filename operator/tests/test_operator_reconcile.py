@@ -403,7 +403,7 @@ def test_a_pod_refused_by_kubelets_is_retried_with_back_off(
     began = running.now
     while running.now - began < 600.0:
         running.settle()
-        running.pass_time(2.0)
+        running.pass_time(10.0)
     tried = [p.incarnation for p in running.tasks().values() if p.segment_name == "storms"]
     assert 6 < max(tried) < 18
     waiting = next(q for q in running.status()["queries"] if q["name"] == "storm-watch")

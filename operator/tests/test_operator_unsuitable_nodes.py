@@ -49,10 +49,10 @@ class RefusingCluster(ModelCluster):
             raw["status"] = {"phase": "Failed", "reason": "OutOfcpu", "message": "not enough cpu"}
         return bound
 
-    def run_for(self, seconds: float) -> None:
+    def run_for(self, seconds: float, step_s: float = 5.0) -> None:
         end = self.now + seconds
         while self.now < end:
-            self.pass_time(5.0)
+            self.pass_time(step_s)
             self.settle()
 
     def places(self) -> Counter[str | None]:
@@ -152,7 +152,7 @@ def test_a_refused_node_is_tried_again_after_a_while(cluster: RefusingCluster) -
     cluster.run_for(60.0)
     assert set(cluster.places()) <= {"b", None}, "replicas wait for another node"
     cluster.ports_taken = set()
-    cluster.run_for(400.0)
+    cluster.run_for(400.0, step_s=20.0)
     assert cluster.status()["phase"] == "Running"
 
 
@@ -190,7 +190,7 @@ def test_a_bad_image_is_not_tried_on_every_node(cluster: RefusingCluster) -> Non
         cluster.broken[name] = PULL
     cluster.settle()
     before = len(cluster.tasks())
-    cluster.run_for(290.0)
+    cluster.run_for(290.0, step_s=10.0)
     assert len(cluster.tasks()) == before
     highest = max(s["incarnation"] for s in cluster.status()["slots"])
     assert highest <= 4
@@ -207,9 +207,9 @@ def test_a_pod_without_any_container_is_replaced_elsewhere(cluster: RefusingClus
         cluster.add_node(name, cpu_m=16000, memory=64 << 30)
     cluster.broken["a"] = CREATING
     cluster.settle()
-    cluster.run_for(295.0)
+    cluster.run_for(295.0, step_s=29.5)
     assert cluster.places()["a"] > 0, "a large image takes its time"
-    cluster.run_for(300.0)
+    cluster.run_for(300.0, step_s=20.0)
     assert "a" not in cluster.places()
     assert cluster.status()["phase"] == "Running"
 

@@ -21,6 +21,9 @@ from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.process
 
+SECOND_S = 0.3
+"""A second of the server's timeouts, which are whole numbers."""
+
 
 class Server:
     """Lists pods; its watches send events, unless they `stall`."""
@@ -68,7 +71,7 @@ class Server:
                 server.watches += 1
                 self.wfile.flush()
                 seen = int(query["resourceVersion"][0])
-                end = time.monotonic() + float(query["timeoutSeconds"][0])
+                end = time.monotonic() + SECOND_S * float(query["timeoutSeconds"][0])
                 stalls = server.stalls
                 while time.monotonic() < end or stalls:
                     for raw in list(server.items):
@@ -98,7 +101,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def started(server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Mirror[PodView]]:
     monkeypatch.setattr(mirrors, "_WATCH_TIMEOUT_S", 1)
-    monkeypatch.setattr(mirrors, "_WATCH_READ_TIMEOUT_S", 1.5)
+    monkeypatch.setattr(mirrors, "_WATCH_READ_TIMEOUT_S", 0.6)
     configuration = client.Configuration(host=server.url)
     core = client.CoreV1Api(client.ApiClient(configuration))
     made = Mirror[PodView]("pods", core.list_pod_for_all_namespaces, pod_view, lambda: None)
@@ -141,10 +144,10 @@ def test_a_mirrors_age_is_the_time_since_the_last_response(
     server.stalls = True
     watches = server.watches
     eventually(lambda: server.watches > watches)
-    eventually(lambda: started.age_s > 1.0)
+    eventually(lambda: started.age_s > 0.5)
     server.stalls = False
     server.add("b")
-    eventually(lambda: started.age_s < 1.0)
+    eventually(lambda: started.age_s < 0.5)
 
 
 def test_a_periodic_list_corrects_what_a_watch_has_missed(
