@@ -1,11 +1,15 @@
-"""Shared by tests on Spark: the archive that halves the start time of its JVMs."""
+"""Shared by tests on Spark: one JVM for all of a process, and the archive that halves its start
+time."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from spark_parts import StartSession
 
 from rekindle.directories import cache_root
 
@@ -16,3 +20,31 @@ def cds_archive() -> Path:
     from rekindle.engine.spark.archive_cache import ensure_archive
 
     return ensure_archive(cache_root(os.environ) / "appcds")
+
+
+@pytest.fixture(scope="session")
+def start_shared(
+    tmp_path_factory: pytest.TempPathFactory, cds_archive: Path
+) -> Iterator[StartSession]:
+    """Starts a session in the one JVM of this process's tests. They stop it with `keep_jvm`; after
+    a test that has killed the JVM, the next session starts another one."""
+    from rekindle.engine.spark import session as sessions
+
+    directory = tmp_path_factory.mktemp("spark")
+    yield partial(sessions.start_session, data_dir=directory, cds_archive=cds_archive)
+    if (jvm := sessions.current_jvm()) is not None:
+        jvm.stop()
+        sessions.kill_session()
+
+
+@pytest.fixture(scope="module")
+def shared_jvm(start_shared: StartSession) -> Iterator[None]:
+    """`run_reference` and `rekindle run` in this process use the JVM of all tests, and keep it."""
+    from rekindle.engine.spark import session as sessions
+
+    jvm = sessions.current_jvm()
+    if jvm is None or not jvm.alive:
+        sessions.stop_session(start_shared("test"), keep_jvm=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sessions, "stop_session", partial(sessions.stop_session, keep_jvm=True))
+        yield

@@ -662,7 +662,7 @@ class History(RuleBasedStateMachine):
 
 
 TestHistory = History.TestCase
-TestHistory.settings = settings(stateful_step_count=25)
+TestHistory.settings = settings(stateful_step_count=15)
 
 
 def test_state_lost_before_its_commit_is_saved_again() -> None:

@@ -280,6 +280,7 @@ def test_sizes_and_durations_are_short() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.usefixtures("cds_archive")
 def test_the_table_is_on_stdout_and_sparks_output_in_the_log(tmp_path: Path) -> None:
     file = tmp_path / "t.yaml"
     file.write_text(MANIFEST)

@@ -9,7 +9,7 @@ import pytest
 from rekindle.cli import main
 from rekindle.connectors import read_sink
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("shared_jvm")]
 
 MANIFEST = """
 apiVersion: rekindle.dev/v1alpha1

@@ -98,11 +98,11 @@ _OPTIONS: list[dict[str, Any]] = [
 
 @given(
     format=st.sampled_from(["parquet", "parquet", "csv", "json"]),
-    files=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=12), min_size=1, max_size=4),
+    files=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=8), min_size=1, max_size=3),
     options=st.sampled_from(_OPTIONS),
     in_order=st.booleans(),
     group=st.integers(1, 5),
-    partitions=st.integers(2, 7),
+    partitions=st.integers(2, 4),
     seed=st.integers(0, 99),
 )
 def test_partitions_together_have_the_rows_and_watermarks_of_one(

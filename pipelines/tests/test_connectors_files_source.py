@@ -126,18 +126,18 @@ def test_memory_does_not_grow_with_an_input_in_order(
     monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
     """Each partition looks at the keys of all rows: those of one portion at a time."""
-    monkeypatch.setattr(files_index, "PORTION_ROWS", 10_000)
-    count = 1_000_000
+    monkeypatch.setattr(files_index, "PORTION_ROWS", 2_000)
+    count = 200_000
     times = pa.array(range(T0_US, T0_US + count)).cast(SCHEMA.field("t").type)
     files = FilesSourceSpec.model_validate(
         {"url": "file:///in", "format": "parquet", "orderBy": "t", "speedup": 1}
     )
     columns = topology_schema(SCHEMA)
     job = PreparationJob(
-        "s", files, columns, "t", None, SECOND // 10, 0, partitions, verifies_checksums=False
+        "s", files, columns, "t", None, SECOND // 50, 0, partitions, verifies_checksums=False
     )
     table = pa.table({"t": times})
-    units = [files_index.Unit("in", n, 1000, n % partitions == 0) for n in range(1000)]
+    units = [files_index.Unit("in", n, 1000, n % partitions == 0) for n in range(200)]
     tracemalloc.start()
     try:
         input = files_index.OrderedInput(units, table, None)
@@ -146,7 +146,7 @@ def test_memory_does_not_grow_with_an_input_in_order(
     finally:
         tracemalloc.stop()
     assert index.column("epoch").to_pylist() == list(range(10))
-    assert peak < 2 << 20
+    assert peak < times.nbytes / 4
 
 
 def test_hidden_files_and_directories_are_not_read(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_bad_file_is_named_with_its_row_and_column(
 
 
 CSV = b"k,v,t\n" + b"".join(b"k%d,%d,2013-01-01\n" % (i, i * i) for i in range(2000))
-JSON = b"".join(b'{"k": "k%d", "v": %d, "t": "2013-01-01"}\n' % (i, i * i) for i in range(20_000))
+JSON = b"".join(b'{"k": "k%d", "v": %d, "t": "2013-01-01"}\n' % (i, i * i) for i in range(2000))
 
 
 def damaged(data: bytes) -> bytes:
@@ -233,7 +233,7 @@ def damaged(data: bytes) -> bytes:
         ("in.csv", "k,v,t,größe\n".encode("latin-1"), "is not UTF-8.*set the encoding"),
         ("in.csv", CSV + "größe,1,\n".encode("latin-1"), "is not UTF-8.*set the encoding"),
         ("in.csv", b"k,v,t," + b"x" * 140_000, "field larger than.*correct the file"),
-        ("in.json.gz", gzip.compress(JSON)[:-20_000], "ended before.*copy it again"),
+        ("in.json.gz", gzip.compress(JSON)[:-3000], "ended before.*copy it again"),
         ("in.json.gz", damaged(JSON), "Error -3 while decompressing.*copy it again"),
         ("in.json", b"[" * 200_000, "line 1.*correct the file"),
         ("in.json", b"null\n" + JSON, "line 1: 'null': null instead of an object.*correct the"),
@@ -265,7 +265,7 @@ def test_a_damaged_file_is_named_and_read_when_repaired(
 def test_a_zip_archive_has_exactly_one_file(
     tmp_path: Path, members: list[str], format: str
 ) -> None:
-    data = CSV if format == "csv" else JSON
+    data = b"k,v,t\na,1,2013-01-01\n" if format == "csv" else JSON.splitlines()[0]
     path = tmp_path / f"in.{format}.zip"
     with zipfile.ZipFile(path, "w") as archive:
         for name in members:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-import pytest
 from consistency_world import COVERED, EPOCH_BYTES, Task, World, WorldOptions, failure_free
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,14 +57,14 @@ def drawn_options(random: Random, most_tasks: int = 3) -> WorldOptions:
 
 
 def drawn_cuts(random: Random, links: int) -> list[tuple[float, int, bool]]:
-    """Cuts of 0 to 25 s, some of several links at once, and some of one soon after another was
+    """Cuts of 0 to 20 s, some of several links at once, and some of one soon after another was
     healed."""
     cuts: list[tuple[float, int, bool]] = []
-    until = random.uniform(8, 30)
-    for _ in range(random.randint(1, 4)):
+    until = random.uniform(6, 20)
+    for _ in range(random.randint(1, 3)):
         begin = random.uniform(1, until)
         for _ in range(random.choice([1, 1, 2, 4])):
-            link, length_s = random.randrange(links), random.choice([0.5, 2, 4, 12, 25])
+            link, length_s = random.randrange(links), random.choice([0.5, 2, 4, 8, 20])
             end = begin + length_s * random.random()
             cuts += [(begin, link, True), (end, link, False)]
             begin = random.choice([begin, end + random.choice([0.1, 2]) * random.random()])
@@ -199,7 +198,7 @@ def test_an_engine_slower_than_its_input_corrects_all_the_same(seed: int, call_s
         call_s=call_s,
         process_epoch_s=0.002,
     )
-    world = play(random, slow, settle_s=80)
+    world = play(random, slow, settle_s=50)
     for task in world.tasks:
         assert task.core.stable_epoch >= world.epochs - 30
     if slow.max_buffered_epochs >= slow.call_epochs and slow.read_ahead_bytes >= 1 << 20:
@@ -240,18 +239,18 @@ def undone_before_the_deadline() -> None:
     world.run(20)
 
 
-def test_every_cell_of_the_table_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
+FIRST_SEEDS = (42, 89, 115, 39)
+"""Of histories that together reach all cells; others are tried if histories have changed."""
+
+
+def test_every_cell_of_the_table_is_reached() -> None:
     COVERED.clear()
     undone_before_the_deadline()
     cells = [(state, event) for state, rows in ROWS.items() for event in rows]
-    for seed in range(100):
+    for seed in (*FIRST_SEEDS, *range(200)):
         random = Random(seed)
         options = replace(drawn_options(random), has_partner=True)
         play(random, options, partners=True)
         if all(COVERED[cell] for cell in cells):
             break
-    with capsys.disabled():
-        print(f"\n{len(COVERED)} of {len(cells)} cells of the table")
-        for cell in cells:
-            print(f"{cell[0]:14} {cell[1]:28} {COVERED[cell]:8}")
     assert [cell for cell in cells if not COVERED[cell]] == []

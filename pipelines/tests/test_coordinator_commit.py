@@ -60,7 +60,7 @@ def test_a_partition_without_replicas_does_not_stop_checkpoints() -> None:
     world = started(10)
     for slot in [s for s in world.tasks if s.segment == "left"]:
         world.kill(slot)
-    for _ in range(40):
+    for _ in range(24):
         world.run_epochs(1)
         assert not world.undeliverable_epochs()
     assert world.store[-1].epoch >= world.head - 4 * world.interval_epochs
@@ -68,7 +68,7 @@ def test_a_partition_without_replicas_does_not_stop_checkpoints() -> None:
     for slot in world.generation.topology.slots():
         if slot not in world.tasks:
             world.start_task(slot)
-    world.run_epochs(30)
+    world.run_epochs(14)
     assert not world.undeliverable_epochs()
     assert {r.epoch for refs in world.store[-1].entries.values() for r in refs} == {
         world.store[-1].epoch
@@ -271,7 +271,7 @@ def test_no_task_is_restored_while_a_manifest_is_being_written() -> None:
 def test_a_quiet_topology_reports_at_most_every_two_seconds() -> None:
     world = started()
     before, began = len(world.reports), world.now
-    for _ in range(80):
+    for _ in range(40):
         world.poll_round(0.25)
     assert len(world.reports) - before <= (world.now - began) / 2.0 + 1
 
@@ -409,7 +409,7 @@ def lose(world: World, key: str) -> str:
 
 
 def test_an_entry_that_lacks_state_is_reported_and_replaced() -> None:
-    world = started(12)
+    world = started(13)
     lost = lose(world, "left/0")
     assert world.coordinator.problems(world.now) == (
         "checkpoint store: cannot be restored: the entry of left/0 at epoch 11: state object x is "
@@ -445,7 +445,7 @@ def test_a_partition_that_is_gone_with_its_state_does_not_stop_checkpoints() -> 
     for slot in LEFT:
         world.kill(slot)
     lose(world, "left/0")
-    world.run_epochs(40)
+    world.run_epochs(24)
     assert world.store[-1].entries["right/0"][0].epoch >= world.head - 4 * world.interval_epochs
     problem = checkpoint_problems(world)["Unrestorable"]
     assert problem.endswith("no live replica can save left/0 again")

@@ -416,7 +416,7 @@ def test_no_other_replica_computes_again_while_one_waits_for_a_restore_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The store may be unavailable; then the other one would wait, too."""
-    timeout_s = 12
+    timeout_s = 8
     name = "rekindle.coordinator.agreement.comparison.RECOMPUTATION_TIMEOUT_S"
     monkeypatch.setattr(name, float(timeout_s))
     world = started()
@@ -431,7 +431,7 @@ def test_no_other_replica_computes_again_while_one_waits_for_a_restore_point(
     world.tasks[REPLICAS[0]].corruption = ""
     world.run_while_stuck(REPLICAS[1], timeout_s - 5)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [0, 1]
-    world.run_while_stuck(REPLICAS[1], 10)
+    world.run_while_stuck(REPLICAS[1], 8)
     assert [world.tasks[slot].boot for slot in REPLICAS] == [1, 1]
 
 
@@ -474,7 +474,7 @@ def test_results_of_a_wrong_replica_are_never_committed() -> None:
 
 
 def test_results_of_a_replica_that_is_always_wrong_are_never_committed() -> None:
-    world = with_wrong_replica(0, forever=True, epochs=20)
+    world = with_wrong_replica(0, forever=True, epochs=16)
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
@@ -862,7 +862,7 @@ def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
     corrupt = world.start_task(REPLICAS[1])  # the operator replaces it
     corrupt.corruption = ""
     before = world.store[-1].epoch
-    world.run_epochs(16)
+    world.run_epochs(12)
     polls = next_polls(world)
     assert {p.sinks_through for p in polls.values()} == {None}
     assert world.store[-1].epoch > before
@@ -871,7 +871,7 @@ def test_sinks_and_checkpoints_go_on_after_a_decision() -> None:
 
 
 def test_a_third_node_outvotes_one_that_is_always_wrong() -> None:
-    world = with_wrong_replica(0, forever=True, epochs=20)
+    world = with_wrong_replica(0, forever=True, epochs=16)
     (named,) = world.reports[-1]["diverged"]
     replaced = next(slot for slot in REPLICAS if slot.key == named)
     world.start_task(replaced)  # on another node
@@ -886,7 +886,7 @@ def test_a_faulty_node_is_not_trusted_because_its_replica_was_replaced() -> None
     world.list_pods()
     world.tasks[REPLICAS[1]].corruption = "!"
     replaced = []
-    for _ in range(24):
+    for _ in range(20):
         world.run_epochs(1)
         for key in world.reports[-1]["diverged"]:
             replaced.append(key)
@@ -906,7 +906,7 @@ def test_a_node_that_becomes_wrong_is_replaced(corrupt: int) -> None:
     world.tasks[
         REPLICAS[corrupt]
     ].corruption = "!"  # computed again, it is wrong in earlier epochs, too
-    for _ in range(24):
+    for _ in range(18):
         world.run_epochs(1)
         for key in world.reports[-1]["diverged"]:
             world.start_task(next(slot for slot in REPLICAS if slot.key == key))
@@ -1240,7 +1240,7 @@ def test_a_new_coordinator_ends_the_dispute_of_the_one_before(
         if world.tasks[REPLICAS[corrupt]].boot:
             world.tasks[REPLICAS[corrupt]].corruption = ""
     world.start_task(REPLICAS[corrupt])  # the operator replaces it, if it was named
-    world.run_epochs(16)
+    world.run_epochs(12)
     assert {poll.sinks_through for poll in next_polls(world).values()} == {None}
     assert world.store[-1].entries[LEFT.key][0].epoch > world.head - 8
     assert not [name for name in committed_objects(world) if "!" in name]
@@ -1398,7 +1398,7 @@ def test_a_checkpoint_waits_for_a_replica_that_has_almost_caught_up() -> None:
         world.run_while_stuck(REPLICAS[1], 1)
         world.work(REPLICAS[1], 1)
         world.poll_round()
-    world.run_epochs(20)
+    world.run_epochs(10)
     assert not [name for name in committed_objects(world) if "!" in name]
 
 
@@ -1406,11 +1406,11 @@ def test_a_checkpoint_of_one_replica_that_ends_a_dispute_is_reported() -> None:
     """All go on from it: nothing can show any more that it is wrong."""
     world = returning(epochs=0)
     world.run_while_stuck(REPLICAS[1], 4)
-    for _ in range(20):
+    for _ in range(14):
         world.run_while_stuck(REPLICAS[1], 1)
         world.work(REPLICAS[1], 1)
         world.poll_round()
-    world.run_epochs(10)
+    world.run_epochs(4)
     assert [world.tasks[slot].state_corruption for slot in REPLICAS] == ["!", "!"]
     (text,) = world.reports[-1]["inconsistent"]
     assert text.startswith("left/0: replicas disagreed")

@@ -147,7 +147,7 @@ def act(world: LossyWorld, action: str, number: int) -> None:
     task = world.tasks.get(slot)
     match action:
         case "run":
-            world.run_epochs(1 + number % 6)
+            world.run_epochs(1 + number % 3)
         case "round":
             world.poll_round()
         case "lose":
@@ -191,7 +191,7 @@ ENTRIES_TAKEN_OVER = [
 
 @example(ENTRIES_OF_INPUTS_LOST)
 @example(ENTRIES_TAKEN_OVER)
-@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=25))
+@given(st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=5, max_size=14))
 def test_lost_state_is_saved_again_after_any_history(history: list[tuple[str, int]]) -> None:
     world = started()
     for action, number in history:
@@ -201,7 +201,7 @@ def test_lost_state_is_saved_again_after_any_history(history: list[tuple[str, in
         task.frozen, task.sink_lag = False, 0
     world.list_pods()
     world.collect_garbage()
-    world.run_epochs(24)
+    world.run_epochs(12)
     newest = world.store[-1]
     assert newest.epoch >= world.head - 2 * world.interval_epochs
     assert not list(filter(world.is_lost, world.needed()))
@@ -239,7 +239,7 @@ def test_a_complete_replica_saves_while_another_one_still_reads() -> None:
     world.kill(slot)
     world.run_epochs(5)
     world.start_task(slot).state_reads_hang = True
-    world.run_epochs(20)
+    world.run_epochs(16)
     assert world.tasks[slot].core.status.restoring is not None
     assert world.tasks[slot].state_epoch >= world.head - 2
     assert (world.tasks[slot].phase, world.tasks[partner].phase) == ("CatchingUp", "Live")

@@ -36,7 +36,6 @@ ACTIONS = st.sampled_from(
     + ["lag", "lag", "edit"]
     + ["coordinator", "coordinator", "keep_old", "zombie", "zombie", "store", "hold", "release"]
 )
-LONGEST = 30
 
 
 def act(world: World, action: str, number: int) -> None:
@@ -56,7 +55,7 @@ def act(world: World, action: str, number: int) -> None:
         case "round":
             world.poll_round()
         case "run":
-            world.run_epochs(1 + number % 4)
+            world.run_epochs(1 + number % 3)
         case "kill":
             world.kill(slot)
         case "start":
@@ -98,7 +97,7 @@ def edited(number: int) -> Generation:
 
 @given(
     st.sampled_from([3, 6]),
-    st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=10, max_size=LONGEST),
+    st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=8, max_size=14),
 )
 def test_no_history_truncates_what_is_needed_and_all_recovers(
     epochs: int, history: list[tuple[str, int]]
@@ -125,7 +124,7 @@ def heal(world: World) -> None:
         if not lags(world):
             break
         world.run_epochs(1)
-    world.run_epochs(2 * world.interval_epochs)
+    world.run_epochs(world.interval_epochs + 1)
 
 
 def lags(world: World) -> list[str]:

@@ -105,7 +105,7 @@ def test_an_input_that_is_lost_begins_again_where_a_newcomer_reads() -> None:
         world.run_while_stuck(LOST, 1)
     world.kill(SRC)
     world.start_task(SRC).can_move_state = True
-    world.run_while_stuck(LOST, 1)
+    world.run_while_stuck(LOST, 2)
     assert world.tasks[SRC].phase is TaskPhase.LIVE
     assert world.tasks[SRC].log_base <= order.needed
     assert order_of(world) == order

@@ -11,11 +11,11 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from zipfile import ZipFile
 
 import pytest
 from engine_fixtures import edge_case_epochs, topology
+from spark_parts import StartSession
 
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import State
@@ -139,12 +139,23 @@ def test_flags_are_those_of_sparks_launcher(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.spark
-def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) -> None:
+def test_a_jvm_ignores_the_signals_of_a_terminal(start_shared: StartSession) -> None:
+    spark = start_shared("test")
+    running = sessions.current_jvm()
+    assert running is not None
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    (mask,) = re.findall(r"^SigIgn:\s*(\w+)$", status, re.MULTILINE)
+    for number in (signal.SIGINT, signal.SIGHUP):
+        assert int(mask, 16) & 1 << (number - 1), number.name
+    sessions.stop_session(spark, keep_jvm=True)
+
+
+@pytest.mark.spark
+def test_a_jvm_that_dies_is_an_error_at_once(start_shared: StartSession) -> None:
     from rekindle.engine.spark.chain import SparkChain
 
     died = threading.Event()
-    use: dict[str, Any] = {"data_dir": tmp_path, "cds_archive": cds_archive}
-    spark = sessions.start_session("test", **use, on_exit=lambda _: died.set())
+    spark = start_shared("test", on_exit=lambda _: died.set())
     compiled = topology('- {name: a, inputs: [rows], sql: "SELECT * FROM rows"}', "a")
     chain = SparkChain(compiled.segments[0], compiled, spark)
     epochs = edge_case_epochs(1, 1, 10)
@@ -158,6 +169,6 @@ def test_a_jvm_that_dies_is_an_error_at_once(tmp_path: Path, cds_archive: Path) 
         chain.process(State(), epochs)
     assert time.monotonic() - killed < 5
     sessions.stop_session(spark)
-    again = sessions.start_session("test", **use)
+    again = start_shared("test")
     assert again.range(3).count() == 3
-    sessions.stop_session(again)
+    sessions.stop_session(again, keep_jvm=True)

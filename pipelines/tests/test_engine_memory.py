@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from engine_fixtures import topology
+from spark_parts import StartSession
 
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
 from rekindle.engine.model import State
@@ -63,12 +63,10 @@ def test_an_aggregation_is_never_run_in_parts() -> None:
 
 
 @pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
-    data_dir = tmp_path_factory.mktemp("spark")
-    made = sessions.start_session("test", data_dir=data_dir, cds_archive=cds_archive)
+def session(start_shared: StartSession) -> Iterator[Any]:
+    made = start_shared("test")
     yield made
-    if sessions.current_jvm() is not None:
-        sessions.stop_session(made)
+    sessions.stop_session(made, keep_jvm=True)
 
 
 @pytest.mark.spark
@@ -116,24 +114,20 @@ def test_a_full_disk_is_no_failure_of_the_operator(
 
 
 @pytest.mark.spark
-def test_a_jvm_without_memory_is_reported(tmp_path: Path, cds_archive: Path) -> None:
-    sql = "SELECT n, size(sequence(1, n + 200000000)) AS s, t FROM rows"
-    spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
-    epochs = wide_epochs(1, 1000, 10)
-    chain = chain_of(sql, spark)
-    with pytest.raises(EngineUnavailable, match=r"memory.*512m.*operator a, epochs 0 to 0") as lost:
-        chain.process(State(), epochs)
-    assert lost.value.out_of_memory
-
-
-@pytest.mark.spark
-def test_a_result_too_large_for_one_job_fits_into_several(
-    tmp_path: Path, cds_archive: Path
-) -> None:
-    spark = sessions.start_session("test", data_dir=tmp_path, cds_archive=cds_archive)
+def test_a_result_too_large_for_one_job_fits_into_several(session: Any) -> None:
     large = "SELECT n, repeat(s, 10000) AS s, t FROM rows"
-    result = chain_of(large, spark, spark_job_input_bytes=1_000).process(
+    result = chain_of(large, session, spark_job_input_bytes=1_000).process(
         State(), wide_epochs(1, 1000, 10)
     )
     assert result.outputs[0].rows.nbytes > 150_000_000
-    sessions.stop_session(spark)
+
+
+@pytest.mark.spark
+def test_a_jvm_without_memory_is_reported(session: Any) -> None:
+    """The last test: it ends the JVM."""
+    sql = "SELECT n, size(sequence(1, n + 200000000)) AS s, t FROM rows"
+    epochs = wide_epochs(1, 1000, 10)
+    chain = chain_of(sql, session)
+    with pytest.raises(EngineUnavailable, match=r"memory.*512m.*operator a, epochs 0 to 0") as lost:
+        chain.process(State(), epochs)
+    assert lost.value.out_of_memory

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from engine_fixtures import topology
+from spark_parts import StartSession
 
 from rekindle.engine.model import State
+from rekindle.engine.spark import query
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.errors import OperatorFailed, OperatorRefused
@@ -22,11 +23,10 @@ SCHEMA = "s STRING, n BIGINT, a ARRAY<STRING>, t TIMESTAMP"
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
-    data = tmp_path_factory.mktemp("unsupported")
-    session = sessions.start_session("unsupported", data_dir=data, cds_archive=cds_archive)
+def spark(start_shared: StartSession) -> Iterator[Any]:
+    session = start_shared("unsupported")
     yield session
-    sessions.stop_session(session)
+    sessions.stop_session(session, keep_jvm=True)
 
 
 def chain_of(spark: Any, sql: str) -> SparkChain:
@@ -39,7 +39,7 @@ def rows_of(spark: Any, sql: str, texts: list[str | None]) -> list[dict[str, Any
         {
             "s": pa.array(texts, pa.string()),
             "n": pa.array([5] * len(texts), pa.int64()),
-            "a": pa.array([texts] * len(texts), pa.list_(pa.string())),
+            "a": pa.array([[text] for text in texts], pa.list_(pa.string())),
             "t": pa.array([0] * len(texts), pa.timestamp("us", "UTC")),
         }
     )
@@ -48,35 +48,38 @@ def rows_of(spark: Any, sql: str, texts: list[str | None]) -> list[dict[str, Any
     return [{k: str(v) for k, v in row.items()} for row in result.outputs[0].rows.to_pylist()]
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        "CAST(s AS TIMESTAMP)",
-        "TRY_CAST(s AS TIMESTAMP_LTZ)",
-        "to_timestamp(s)",
-        "try_to_timestamp(upper(s))",
-        "CAST(a[0] AS TIMESTAMP)",
-        "s::TIMESTAMP",
-        "a[0]::STRING::TIMESTAMP_LTZ",
-        "CASE WHEN n > 0 THEN s END::TIMESTAMP",
-    ],
-)
-@pytest.mark.parametrize("text", ["5:17", "12:34:56", "T09:00:00", " 1:02", "x", None])
-def test_a_string_without_a_date_is_null(spark: Any, read: str, text: str | None) -> None:
-    assert rows_of(spark, f"SELECT {read} AS x FROM rows", [text]) == [{"x": "None"}]
+READS = [
+    "CAST(s AS TIMESTAMP)",
+    "TRY_CAST(s AS TIMESTAMP_LTZ)",
+    "to_timestamp(s)",
+    "try_to_timestamp(upper(s))",
+    "CAST(a[0] AS TIMESTAMP)",
+    "s::TIMESTAMP",
+    "a[0]::STRING::TIMESTAMP_LTZ",
+    "CASE WHEN n > 0 THEN s END::TIMESTAMP",
+]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2020-01-02 12:34:56", "2020-01-02 12:34:56+00:00"),
-        (" 2020-01-02T12:34:56+02:00", "2020-01-02 10:34:56+00:00"),
-        ("2021", "2021-01-01 00:00:00+00:00"),
-        ("+2021-3", "2021-03-01 00:00:00+00:00"),
-    ],
-)
-def test_a_string_with_a_date_is_cast_as_in_spark(spark: Any, text: str, expected: str) -> None:
-    assert rows_of(spark, "SELECT CAST(s AS TIMESTAMP) AS x FROM rows", [text]) == [{"x": expected}]
+def test_a_string_without_a_date_is_null(spark: Any) -> None:
+    texts = ["5:17", "12:34:56", "T09:00:00", " 1:02", "x", None]
+    items = ", ".join(f"{read} AS r{at}" for at, read in enumerate(READS))
+    rows = rows_of(spark, f"SELECT {items} FROM rows", texts)
+    found = {
+        text: dict(zip(READS, row.values(), strict=True))
+        for text, row in zip(texts, rows, strict=True)
+    }
+    assert found == {text: dict.fromkeys(READS, "None") for text in texts}
+
+
+def test_a_string_with_a_date_is_cast_as_in_spark(spark: Any) -> None:
+    expected = {
+        "2020-01-02 12:34:56": "2020-01-02 12:34:56+00:00",
+        " 2020-01-02T12:34:56+02:00": "2020-01-02 10:34:56+00:00",
+        "2021": "2021-01-01 00:00:00+00:00",
+        "+2021-3": "2021-03-01 00:00:00+00:00",
+    }
+    rows = rows_of(spark, "SELECT s, CAST(s AS TIMESTAMP) AS x FROM rows", list(expected))
+    assert {row["s"]: row["x"] for row in rows} == expected
 
 
 def test_other_types_are_cast_to_timestamp_as_in_spark(spark: Any) -> None:
@@ -129,7 +132,10 @@ def test_an_unsupported_type_is_refused(spark: Any, item: str, message: str) -> 
         ("variant_get(parse_json(s), '$.a', 'INT')", r"\[MALFORMED_RECORD_IN_PARSING"),
     ],
 )
-def test_a_row_that_fails_an_operator_names_the_cause(spark: Any, item: str, message: str) -> None:
+def test_a_row_that_fails_an_operator_names_the_cause(
+    spark: Any, item: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(query, "_JVM_EXIT_TIMEOUT_S", 0.1)  # it does not exit
     with pytest.raises(OperatorFailed, match=rf"^operator op, epochs? 0[^:]*: {message}"):
         rows_of(spark, f"SELECT {item} AS x FROM rows", ["a, b"])
 

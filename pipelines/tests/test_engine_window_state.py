@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from state_parts import of_runs, one_run
+from test_checkpoints_manifests import MemoryObjects
 from window_parts import (
     SHAPE,
     SIZE,
@@ -107,25 +108,29 @@ def play(
     epochs,
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.sampled_from([1, 4, 20, 35]),
+    st.sampled_from(["nothing", "compact", "join", "spill", "restore"]),
 )
 def test_one_call_for_many_epochs_gives_the_same_bits(
-    drawn: list[Any], sizes: list[int], panes: int
+    drawn: list[Any], sizes: list[int], panes: int, between: str
 ) -> None:
+    """Whatever happens to the state between calls."""
     shape = shape_of(panes)
     steps = history(drawn, panes * SLIDE)
-    one = play(shape, steps, [1])
-    for calls in (sizes, [len(steps)]):
-        assert play(shape, steps, calls) == one
-    assert play(shape, steps, sizes, lambda s: compact_all(shape.run_shape, s)) == one
-    assert play(shape, steps, sizes, join_single_deltas) == one
-
-
-@given(epochs, st.lists(st.integers(1, 4), min_size=1, max_size=3))
-def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes: list[int]) -> None:
-    steps = history(drawn)
     with tempfile.TemporaryDirectory() as directory:
-        store = Store(f"file://{directory}/store")
+        store = Store(MemoryObjects.url, objects=MemoryObjects())
         files = RunFiles(Path(directory) / "runs", memory_bytes=0)
+
+        def changed(state: OperatorState) -> OperatorState:
+            match between:
+                case "compact":
+                    return compact_all(shape.run_shape, state)
+                case "join":
+                    return join_single_deltas(state)
+                case "spill":
+                    return spilled(state)
+                case "restore":
+                    return restored(state)
+            return state
 
         def spilled(state: OperatorState) -> OperatorState:
             moved = files.spill({"op": state})["op"]
@@ -148,12 +153,10 @@ def test_spilled_and_restored_state_gives_the_same_bits(drawn: list[Any], sizes:
             loaded = StateStore(store, "u", files).load(saved.object)[1]
             return loaded.operators.get("op", state)
 
-        one = play(SHAPE, steps, [1])
-        assert play(SHAPE, steps, sizes, spilled) == one
-        assert play(SHAPE, steps, sizes, restored) == one
+        assert play(shape, steps, sizes, changed) == play(shape, steps, [1])
 
 
-@given(epochs, st.integers(0, 5), st.sampled_from([1, 4, 20]))
+@given(epochs, st.integers(0, 4), st.sampled_from([1, 4, 20]))
 def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
     drawn: list[Any], at: int, panes: int
 ) -> None:
@@ -162,7 +165,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
     steps = history(drawn, panes * SLIDE)
     before, after = steps[:at], steps[at:]
     with tempfile.TemporaryDirectory() as directory:
-        store = Store(f"file://{directory}/store")
+        store = Store(MemoryObjects.url, objects=MemoryObjects())
 
         def save(states: StateStore, epoch: int, state: OperatorState) -> EntryRef:
             return states.save(
@@ -189,7 +192,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
         other = StateStore(store, "u", RunFiles(Path(directory) / "runs"))
         restored = other.load(saved.object)[1].operators.get("op", EMPTY)
         digests = {save(one, 2, run(state, after, 1)).digest}
-        digests |= {save(other, 2, run(restored, after, size)).digest for size in (1, 2, 9)}
+        digests |= {save(other, 2, run(restored, after, size)).digest for size in (1, 9)}
         assert len(digests) == 1
 
 
@@ -258,7 +261,7 @@ def test_closed_windows_larger_than_memory_are_in_files(
     assert closed.column("__k0").to_pylist() == sorted(map(str, range(10_000)))
 
 
-@given(epochs, st.integers(0, 6), st.sampled_from([4, 20]))
+@given(epochs, st.integers(0, 5), st.sampled_from([4, 20]))
 def test_a_fork_does_not_change_what_it_was_taken_from(
     drawn: list[Any], at: int, panes: int
 ) -> None:
@@ -322,12 +325,12 @@ def test_an_epoch_without_rows_or_closing_windows_keeps_the_state() -> None:
 
 
 def test_hopping_windows_keep_a_row_for_each_pane() -> None:
-    """Not one for each window: a thousand times as many."""
-    minute, names = 60_000_000, [f"key-{i}" for i in range(20)]
-    shape = replace(SHAPE, assigner=HoppingAssigner(600 * minute, minute))
+    """Not one for each window: a hundred times as many."""
+    minute, names = 60_000_000, [f"key-{i}" for i in range(10)]
+    shape = replace(SHAPE, assigner=HoppingAssigner(200 * minute, minute))
     state, before, most = EMPTY, NO_WATERMARK, 0
-    one_by_one = 600  # the epochs before are taken in calls of many
-    for first, end in pairwise([*range(0, one_by_one, 30), *range(one_by_one, 641)]):
+    one_by_one = 200  # the epochs before are taken in calls of many
+    for first, end in pairwise([*range(0, one_by_one, 30), *range(one_by_one, 221)]):
         epochs = range(first, end)
         rows = [(k, e * minute, e, 1, 1.0, 1, 1.0, 1.0, "x") for e in epochs for k in names]
         afters = [e * minute for e in epochs]
@@ -335,10 +338,10 @@ def test_hopping_windows_keep_a_row_for_each_pane() -> None:
         step = advance(shape, state, table(rows), marks)
         state, before = step.state, afters[-1]
         most = max(most, state.rows)
-        if first > 600:
-            assert step.closed.num_rows == 20
-            assert set(step.closed.column("p1").to_pylist()) == {600}
-    assert most <= 1.1 * 20 * 601
+        if first > 200:
+            assert step.closed.num_rows == 10
+            assert set(step.closed.column("p1").to_pylist()) == {200}
+    assert most <= 1.1 * 10 * 201
 
 
 def test_dropped_rows_are_counted_and_never_kept() -> None:

@@ -32,7 +32,7 @@ def input(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def output(input: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def output(input: Path, tmp_path_factory: pytest.TempPathFactory, shared_jvm: None) -> Path:
     return run(input, tmp_path_factory.mktemp("flights-output"), 64)
 
 

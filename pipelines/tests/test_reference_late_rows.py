@@ -16,7 +16,7 @@ from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("shared_jvm")]
 
 SECOND = 1_000_000
 MANIFEST = """

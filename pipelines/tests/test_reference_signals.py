@@ -123,10 +123,12 @@ def test_a_signal_ends_a_run_without_leftovers(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.usefixtures("cds_archive")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_a_run_with_its_jvm(
     start: Callable[[str], Run], number: signal.Signals
 ) -> None:
+    """The JVM handles SIGTERM, and ignores SIGINT, as SIGHUP (`test_engine_jvm`)."""
     run = start(FILTERED)
     run.wait_for(lambda: "epoch " in run.output())
     assert run.children()
@@ -142,17 +144,3 @@ def test_a_signal_ends_a_run_whose_jvm_starts(start: Callable[[str], Run]) -> No
     run.wait_for(lambda: [c for c in run.children() if "java" in c.name()])
     run.process.send_signal(signal.SIGTERM)
     run.require_clean_end(signal.SIGTERM)
-
-
-@pytest.mark.spark
-def test_a_successful_run_prints_nothing_of_the_jvm(tmp_path: Path) -> None:
-    file = tmp_path / "topology.yaml"
-    file.write_text(FILTERED)
-    command = [sys.executable, "-m", "rekindle.cli", "run", str(file), "--until-epoch", "3"]
-    for output in ("one", "two"):
-        done = subprocess.run(
-            [*command, "--output", str(tmp_path / output)], capture_output=True, text=True
-        )
-        assert done.returncode == 0
-        assert "Py4J" not in done.stdout + done.stderr
-        assert "Traceback" not in done.stderr

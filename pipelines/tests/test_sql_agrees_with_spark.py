@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from spark_parts import StartSession
 
 from rekindle.arrow_types import arrow_schema, arrow_type
 from rekindle.topology.sql import functions
@@ -67,16 +67,14 @@ AGGREGATES = [
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Any]:
+def spark(start_shared: StartSession) -> Iterator[Any]:
     """The engine's own session, as it runs a topology's SQL."""
-    from rekindle.engine.spark.session import start_session, stop_session
+    from rekindle.engine.spark.session import stop_session
 
-    data_dir = tmp_path_factory.mktemp("sql")
-    conf = {"spark.sql.shuffle.partitions": "1"}
-    session = start_session("sql", conf=conf, data_dir=data_dir, cds_archive=cds_archive)
+    session = start_shared("sql", conf={"spark.sql.shuffle.partitions": "1"})
     session.createDataFrame([], DDL).createOrReplaceTempView("rows")
     yield session
-    stop_session(session)
+    stop_session(session, keep_jvm=True)
 
 
 def arrow(frame: Any) -> pa.Schema:

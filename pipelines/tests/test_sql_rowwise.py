@@ -228,7 +228,8 @@ def test_too_deep_expressions_are_refused(opens: str, closes: str, depth: int) -
 
 
 def test_a_cast_to_a_too_deep_type_is_refused() -> None:
-    cast = f"SELECT CAST(n AS {'ARRAY<' * 120}INT{'>' * 120}) AS x FROM rows"
+    cast = f"CAST(n AS {'ARRAY<' * 40}INT{'>' * 40})"
+    cast = f"SELECT {'abs(' * 70}{cast}{')' * 70} AS x FROM rows"
     assert [f.reason for f in check(cast).problems] == ["TooDeep"]
 
 
@@ -247,7 +248,7 @@ def cost_s(sql: str, schema: Schema = SCHEMA) -> float:
 
 @pytest.mark.parametrize("operator", [" = ", " + ", " OR ", " || "])
 def test_a_long_chain_is_checked_in_linear_time(operator: str) -> None:
-    assert cost_s(f"SELECT {operator.join(['n'] * 3000)} AS x FROM rows") < 10
+    assert cost_s(f"SELECT {operator.join(['n'] * 1500)} AS x FROM rows") < 2.5
 
 
 def test_the_types_of_a_long_chain_of_comparisons_are_known() -> None:
@@ -263,9 +264,9 @@ def test_the_type_of_a_huge_expression_is_unknown() -> None:
 
 
 def test_a_wide_select_is_checked_in_linear_time() -> None:
-    wide = ddl_to_schema(", ".join(f"c{n} INT" for n in range(1000)))
-    items = ", ".join(f"c{n} + 1 AS d{n}" for n in range(400))
-    assert cost_s(f"SELECT {items} FROM rows", wide) < 10
+    wide = ddl_to_schema(", ".join(f"c{n} INT" for n in range(500)))
+    items = ", ".join(f"c{n} + 1 AS d{n}" for n in range(200))
+    assert cost_s(f"SELECT {items} FROM rows", wide) < 2.5
 
 
 def test_stars_cannot_repeat_columns_without_end() -> None:
@@ -276,5 +277,5 @@ def test_stars_cannot_repeat_columns_without_end() -> None:
 
 @pytest.mark.parametrize("name", ["x{}", "ff{}(n) AS x{}"])
 def test_the_first_unknown_names_are_reported(name: str) -> None:
-    items = ", ".join(name.format(n, n) for n in range(400))
+    items = ", ".join(name.format(n, n) for n in range(60))
     assert len(check(f"SELECT {items} FROM rows").problems) == 20

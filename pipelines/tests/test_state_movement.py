@@ -28,7 +28,7 @@ ACTIONS = (
     *("reboot_upstream", "freeze_newcomer", "freeze_donor", "freeze_upstream", "diverge_donor"),
     *("coordinator", "coordinator", "zombie", "lossy", "lossy", "calm", "calm", "disk"),
 )
-HISTORIES = histories(ACTIONS, 40)
+HISTORIES = histories(ACTIONS, 30)
 SIZES = st.tuples(st.integers(1, 3), st.integers(2, 3), st.integers(1, 2))
 """The number of replicas of `src`, `mid` and `end`."""
 
@@ -118,14 +118,9 @@ def play(seed: int, sizes: tuple[int, int, int], history: list[str]) -> World:
 def test_no_history_moves_a_wrong_state_or_truncates_what_is_needed(
     seed: int, sizes: tuple[int, int, int], history: list[str]
 ) -> None:
-    assert play(seed, sizes, history).violations == []
-
-
-@given(st.integers(0, 2**16), SIZES, HISTORIES)
-def test_after_any_history_each_session_ends_and_all_is_redundant(
-    seed: int, sizes: tuple[int, int, int], history: list[str]
-) -> None:
+    """And then each session ends, and all is redundant."""
     world = play(seed, sizes, history)
+    assert world.violations == []
     world.heal()
     assert unsettled_in_the_end(world) == []
     assert world.violations == []

@@ -22,7 +22,6 @@ from rekindle.coordinator.movement.core import MovementCore
 from rekindle.coordinator.movement.phases import MovementPhase
 from rekindle.coordinator.movement.session import Movement
 from rekindle.exchange.state_mover import newcomer
-from rekindle.exchange.state_mover.donor import DonorCore
 from rekindle.exchange.state_mover.holds import Holds
 from rekindle.exchange.state_mover.newcomer import NewcomerCore
 
@@ -100,23 +99,6 @@ def everything_is_asked_for_at_once(patch: Patch) -> None:
     patch.setattr(NewcomerCore, "_continue_transfer", greedy)
 
 
-def a_stalled_session_is_never_given_up(patch: Patch) -> None:
-    patch.setattr(Movement, "why_give_up", lambda self, view, views, limits, now: None)
-
-
-def a_donor_keeps_what_it_pinned(patch: Patch) -> None:
-    """After the session's end."""
-    patch.setattr(DonorCore, "_released", lambda self, session: [])
-    patch.setattr(DonorCore, "sessions", property(lambda self: ()))
-    patch.setattr(DonorCore, "_end", _end_without_unpinning)
-
-
-def _end_without_unpinning(self: DonorCore, sending: Any, event: Any) -> list[Any]:
-    sending.machine.step(event)
-    del self._active[sending.session.slot]
-    return []
-
-
 MUTANTS: list[tuple[Mutant, int]] = [
     (any_epoch_is_late_enough, 1),
     (holds_end_when_a_session_is_given_up, 0),
@@ -124,8 +106,6 @@ MUTANTS: list[tuple[Mutant, int]] = [
     (digests_are_not_compared, 6),
     (chunks_are_stored_as_they_come, 0),
     (everything_is_asked_for_at_once, 1),
-    (a_stalled_session_is_never_given_up, 0),
-    (a_donor_keeps_what_it_pinned, 0),
 ]
 
 

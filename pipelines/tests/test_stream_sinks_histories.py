@@ -130,7 +130,7 @@ def test_readers_that_change_replicas_get_the_stable_results(seed: int, tentativ
     with TemporaryDirectory() as directory, small_parts:
         replicas = [Replica(Path(directory) / name, random) for name in random.choice(["a", "ab"])]
         reader, reads = Reader(tentative), random.choice([0.1, 0.5])
-        for _ in range(60):
+        for _ in range(30):
             random.choice(replicas).go_on()
             if random.random() < reads:
                 random.choice([reader.read, reader.read, reader.read_all])(

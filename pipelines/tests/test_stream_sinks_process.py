@@ -1,5 +1,5 @@
 """Real task processes with a stream sink: a reader goes on while the sink's settings are edited,
-and while the replica that it reads is lost.
+and while the replica that it reads is lost, and gets its state from its partner.
 
 Two replicas of a source, and the coordinator's real core; `rekindle tail` and a plain Flight client
 read them.
@@ -8,6 +8,7 @@ read them.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from typing import Any
 import pyarrow.flight as flight
 import pytest
 from test_cli_tail import Process
-from test_task_movement_process import make_spec
+from test_task_movement_process import PAUSE_S, holds, make_spec, require_agreement, require_moved
 
 from rekindle.protocol import STREAM_SINK_PORT
 from rekindle_testing.harness.task_processes import TaskProcesses, task_processes
 
 
 def spec_with(directory: Path, **sink: object) -> dict[str, Any]:
-    spec = make_spec(directory, with_window=False)
+    spec = make_spec(directory, with_window=False, interval="2s")
     spec["sources"][0]["generator"]["rowsPerSecond"] = 40
     spec["queries"] = [{"name": "delays", "from": "rows", "sink": {"stream": sink}}]
     return spec
@@ -68,10 +69,16 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
         tasks.poll_until(lambda: newest() > edited_at + 5, 60)
         tasks.poll_until(lambda: tasks.committed_epoch() > committed + 1, 60)
         lost.kill()
-        lost_at = newest()
+        lost_at, lost_at_s = newest(), time.monotonic()
         newcomer = tasks.start(lost.slot)
         tasks.poll_until(lambda: newest() > lost_at + 20, 180)
         tasks.poll_until(tasks.all_live, 180)
+        require_moved(tasks, newcomer)
+        committed = tasks.committed_epoch()
+        tasks.poll_until(lambda: tasks.committed_epoch() > committed + 8, 60)
+        require_agreement(tasks)
+        assert partner.longest_pause_s(lost_at_s) < PAUSE_S
+        tasks.poll_until(lambda: not holds(tasks), 60)
     finally:
         code, errors = tail.stop()
     newest_epoch = newest_of(lines)

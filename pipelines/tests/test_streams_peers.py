@@ -358,7 +358,7 @@ class Replicas:
         )
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: int) -> None:
     before, draw = native_threads(), random.Random(seed)
     replicas = Replicas(tmp_path, 4)
@@ -380,8 +380,8 @@ def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: 
         for reader in readers:
             io.call(reader.wake)
 
-    for _ in range(80):
-        replicas.append(draw.choice([0, 3, 3, 50_000]))
+    for _ in range(40):
+        replicas.append(draw.choice([0, 3, 3, 20_000]))
         action, replica = draw.random(), draw.randrange(2)
         if action < 0.08:
             replicas.stop_or_start(replica)

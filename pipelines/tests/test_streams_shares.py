@@ -112,7 +112,7 @@ class Consumers:
 
 
 @pytest.mark.parametrize(
-    ("consumers", "epochs", "rows"), [(32, 400, 1), (16, 150, 2000), (8, 12, 100_000)]
+    ("consumers", "epochs", "rows"), [(32, 100, 1), (8, 50, 2000), (8, 4, 100_000)]
 )
 def test_consumers_that_catch_up_divide_each_epoch_once(
     tmp_path: Path,
@@ -135,11 +135,11 @@ def test_epochs_beyond_the_cache_are_hardly_divided_again(
     tmp_path: Path, server: StreamServer, divisions: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equally fast consumers stay near each other, since a call reads a part of the cache."""
-    monkeypatch.setattr(server._frames, "_call_shares_bytes", 1 << 20)
-    server._frames._shares_cache = SharesCache(4 << 20)
-    server.serve_log(filled(tmp_path, 300, 2000))  # 11 MB of shares
-    Consumers(server, 8).wait(300, 60)
-    assert 300 <= len(divisions) <= 450
+    monkeypatch.setattr(server._frames, "_call_shares_bytes", 256 << 10)
+    server._frames._shares_cache = SharesCache(1 << 20)
+    server.serve_log(filled(tmp_path, 75, 2000))  # 2.7 MB of shares
+    Consumers(server, 8).wait(75, 60)
+    assert 75 <= len(divisions) <= 113
 
 
 def test_a_call_for_a_share_divides_no_more_than_the_cache_keeps(
@@ -167,13 +167,13 @@ def test_whole_epochs_are_sent_before_others_are_ready(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(rows: pa.Table, *arguments: Any) -> Any:
-        time.sleep(0.2)
+        time.sleep(0.1)
         return group_by_share(rows, *arguments)
 
     monkeypatch.setattr(response_frames, "group_by_share", slow)
     server.serve_log(filled(tmp_path, 30, 1))
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
-    response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
+    response = read_once(f"{ADDRESS}:{server.port}", request, 0.75)
     assert [e.epoch for e in response.epochs] == list(range(len(response.epochs)))
     assert 2 <= len(response.epochs) < 10
 
@@ -182,7 +182,7 @@ def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
     tmp_path: Path, server: StreamServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def slow(rows: pa.Table, *arguments: Any) -> Any:
-        time.sleep(3.0 if rows.num_rows > 1 else 0)
+        time.sleep(1.2 if rows.num_rows > 1 else 0)
         return group_by_share(rows, *arguments)
 
     monkeypatch.setattr(response_frames, "group_by_share", slow)
@@ -191,7 +191,7 @@ def test_epochs_that_are_ready_do_not_wait_for_one_that_takes_long(
     log.append(EpochBatch("s", 0, 3, 3, large, digest_table(large)))
     server.serve_log(log)
     request = ReadRequest("s", 0, 0, 8 << 20, share=Share(("k",), 2, 0))
-    response = read_once(f"{ADDRESS}:{server.port}", request, 1.5)
+    response = read_once(f"{ADDRESS}:{server.port}", request, 0.6)
     assert [e.epoch for e in response.epochs] == [0, 1, 2]
 
 
@@ -279,14 +279,14 @@ def test_a_call_that_was_abandoned_divides_no_more(
 def test_another_reader_hardly_notices_those_of_shares(
     tmp_path: Path, server: StreamServer
 ) -> None:
-    server.serve_log(filled(tmp_path, 300, 2000))
-    consumers = Consumers(server, 16)
+    server.serve_log(filled(tmp_path, 80, 2000))
+    consumers = Consumers(server, 8)
     took = []
     for _ in range(10):
         began = time.monotonic()
-        assert read_once(f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 299, 1), 1.5).epochs
+        assert read_once(f"{ADDRESS}:{server.port}", ReadRequest("s", 0, 79, 1), 1.5).epochs
         took.append(time.monotonic() - began)
-    consumers.wait(300, 60)
+    consumers.wait(80, 60)
     assert sorted(took)[5] < 0.5
 
 

@@ -19,7 +19,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from log_parts import MemorySpill, batch, filled, open_log
 from test_checkpoints_manifests import MemoryObjects
-from test_checkpoints_restore_histories import EPOCHS, Model, model
+from test_checkpoints_restore_histories import (
+    EPOCHS,
+    Model,
+    closed_digest,
+    model,
+    rows_digest,
+)
 from window_parts import folded
 
 from rekindle.checkpoints.state import StateStore
@@ -86,19 +92,18 @@ class Replicated:
             return
         rows, watermarks = pa.concat_tables([rows for rows, _ in part]), [w for _, w in part]
         step = advance(self.model.shape, self.state, rows, watermarks, self.files)
-        expected = pa.concat_tables(self.model.closed[first : first + len(part)])
-        assert digest_table(step.closed) == digest_table(expected)
+        expected = closed_digest(self.model, first, first + len(part))
+        assert digest_table(step.closed) == expected
         for at in range(first, first + len(part)):
-            closed = self.model.closed[at]
+            closed, digest = self.model.closed[at], closed_digest(self.model, at, at + 1)
             watermark = self.model.watermark(at)
-            self.log.append(EpochBatch("s", 0, at, watermark, closed, digest_table(closed)))
+            self.log.append(EpochBatch("s", 0, at, watermark, closed, digest))
         self.state, self.epoch = step.state, first + len(part) - 1
 
     def check(self) -> None:
-        expected = self.model.states[self.epoch]
-        assert self.state.digest == expected.digest
+        assert self.state.digest == self.model.digest(self.epoch)
         found = folded(self.state, self.model.shape)
-        assert digest_table(found) == digest_table(folded(expected, self.model.shape))
+        assert digest_table(found) == rows_digest(self.model, self.epoch)
 
     def finish(self, calls: Sequence[int]) -> None:
         for count in calls:
@@ -130,10 +135,10 @@ def finished(stored: Path, replica: Replicated) -> Moved:
     return moved
 
 
-calls = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+calls = st.lists(st.integers(1, 4), min_size=1, max_size=3)
 
 
-@given(st.sampled_from(PANES), st.integers(0, 3), calls, calls, st.integers(60, 5_000), st.data())
+@given(st.sampled_from(PANES), st.integers(0, 1), calls, calls, st.integers(60, 5_000), st.data())
 def test_a_moved_state_computes_what_its_donor_and_a_restored_one_do(
     panes: int, seed: int, before: list[int], after: list[int], chunk_bytes: int, data: Any
 ) -> None:
@@ -276,7 +281,7 @@ class Sessions:
     st.lists(
         st.tuples(st.sampled_from(["donor", "other", "newcomer"]), st.integers(0, 12)), max_size=4
     ),
-    st.integers(100, 900),
+    st.integers(200, 900),
     calls,
 )
 def test_a_kill_of_either_side_at_any_chunk_costs_only_the_session(

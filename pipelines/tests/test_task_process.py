@@ -1,8 +1,8 @@
 """Real task processes on loopback addresses, driven by a coordinator of a few lines.
 
-A source in two partitions, then a window in two partitions on Spark, then files. One window task
-is killed with -9, its log torn, and started again from its checkpoint: the files must be what the
-rows say, no more.
+A source in two partitions, then a window in two partitions on Spark, then files. All tests use the
+same processes: one window task is killed with -9 and its log torn, the other has to recompute, an
+engine dies. The files must be what the rows say, no more.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from rekindle_testing.embedded.process_node.indexes import IndexReservation
 pytestmark = pytest.mark.spark
 
 SOURCE = "rows"
-ROWS, PER_SECOND, INTERVAL_S, KEYS = 4000, 250, 0.2, 7
+ROWS, PER_SECOND, INTERVAL_S, KEYS = 4000, 100, 0.2, 7
 LAST_EPOCH = int(ROWS / PER_SECOND / INTERVAL_S)  # the first without rows: END_OF_INPUT
 WINDOW_S = 20
 FILES = 8
@@ -253,58 +254,107 @@ def tasks_of(
     network.release()
 
 
-@pytest.fixture
-def tasks(tmp_path: Path, cds_archive: Path) -> Iterator[tuple[Topology, list[Task]]]:
-    with tasks_of(tmp_path, cds_archive, make_spec(tmp_path)) as made:
-        yield made
+@dataclass
+class Running:
+    """Tasks that have started; `expected`: what the files have to be in the end."""
+
+    directory: Path
+    coordinator: TinyCoordinator
+    expected: collections.Counter[tuple[str, int]]
+
+    @property
+    def windows(self) -> list[Task]:
+        return self.coordinator.tasks[2:]
+
+    def until_some_epochs_are_not_saved(self, task: Task) -> None:
+        """What a restart from the checkpoint has to compute again."""
+
+        def condition() -> bool:
+            live = task.answer is not None and task.answer.phase == "Live"
+            return live and bool(task.saved) and stable(task) > max(task.saved) + 2
+
+        self.coordinator.until(condition, 180)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, cds_archive: Path) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("tasks")
+    expected = write_input(directory)
+    with tasks_of(directory, cds_archive, make_spec(directory)) as (topology, tasks):
+        for task in tasks:
+            task.start()
+        yield Running(directory, TinyCoordinator(topology, tasks), expected)
 
 
 @pytest.mark.timeout(480)
-def test_a_killed_task_with_a_torn_log_loses_nothing(
-    tmp_path: Path, tasks: tuple[Topology, list[Task]]
-) -> None:
-    expected = write_input(tmp_path)
-    topology, all_tasks = tasks
-    *sources, first, second = all_tasks
-    coordinator = TinyCoordinator(topology, all_tasks)
-    for task in all_tasks:
-        task.start()
-
-    coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 180)
+def test_a_killed_task_with_a_torn_log_loses_nothing(running: Running) -> None:
+    first = running.windows[0]
+    running.until_some_epochs_are_not_saved(first)
     first.end(signal.SIGKILL, 5)
     newest = first.saved[max(first.saved)]
     tear(first.home)
     first.restore = RestorePoint(epoch=newest.epoch, object=newest.object)
     first.start()
-
-    def finished() -> bool:
-        return all(
-            t.answer and t.answer.sinks and all(s.durable >= LAST_EPOCH for s in t.answer.sinks)
-            for t in (first, second)
-        )
-
-    coordinator.until(finished, 180)
-    coordinator.until(lambda: all(t.answer and t.answer.phase == "Live" for t in all_tasks), 60)
+    running.coordinator.until(lambda: bool(first.answer and first.answer.phase == "Live"), 180)
     assert first.answer is not None
     assert first.answer.restored_from == newest.epoch
     assert first.answer.problem is None
     assert "output log ends before damage" in first.output.read_text()
-    assert all(stable(source) >= LAST_EPOCH for source in sources)
-    rows = read_sink(f"file://{tmp_path}/out", "parquet").to_pylist()
+
+
+@pytest.mark.timeout(480)
+def test_a_task_that_has_to_recompute_discards_its_log(running: Running) -> None:
+    second = running.windows[1]
+    running.until_some_epochs_are_not_saved(second)
+    newest = second.saved[max(second.saved)]
+    assert second.answer is not None
+    old_boot, before = second.answer.boot_id, second.answer.chained
+    epoch = max(before)
+    second.restore = RestorePoint(epoch=newest.epoch, object=newest.object)
+    second.recompute, second.digests_of = old_boot, (epoch,)
+
+    def computed_again() -> bool:
+        answer = second.answer
+        return answer is not None and answer.boot_id != old_boot and epoch in answer.chained
+
+    running.coordinator.until(computed_again, 120)
+    assert second.answer.chained[epoch] == before[epoch]
+    assert "the output log was discarded" in second.output.read_text()
+
+
+@pytest.mark.timeout(480)
+def test_an_engine_that_dies_is_restarted_in_the_same_process(running: Running) -> None:
+    task = running.windows[1]
+    running.coordinator.until(lambda: bool(task.answer and task.answer.phase == "Live"), 180)
+    assert task.process is not None
+    (jvm,) = psutil.Process(task.process.pid).children()
+    jvm.kill()
+    running.coordinator.until(lambda: bool(task.answer and task.answer.problem), 30)
+    assert task.answer is not None
+    assert "the JVM was killed" in str(task.answer.problem)
+    running.coordinator.until(lambda: bool(task.answer and task.answer.problem is None), 60)
+
+
+@pytest.mark.timeout(480)
+def test_the_files_are_what_the_rows_say(running: Running) -> None:
+    """After the failures of the tests above, and up to the end of the input."""
+    tasks = running.coordinator.tasks
+
+    def finished() -> bool:
+        return all(
+            t.answer and t.answer.sinks and all(s.durable >= LAST_EPOCH for s in t.answer.sinks)
+            for t in running.windows
+        )
+
+    running.coordinator.until(finished, 180)
+    running.coordinator.until(lambda: all(t.answer and t.answer.phase == "Live" for t in tasks), 60)
+    assert all(stable(task) >= LAST_EPOCH for task in tasks)
+    rows = read_sink(f"file://{running.directory}/out", "parquet").to_pylist()
     got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}
     assert len(rows) == len(got)
-    assert got == dict(expected)
-    print(f"slowest answer to a poll: {coordinator.slowest_s:.3f} s")
-
-    # An engine that dies is reported, and restarted in the same process.
-    assert second.process is not None
-    (jvm,) = psutil.Process(second.process.pid).children()
-    jvm.kill()
-    coordinator.until(lambda: bool(second.answer and second.answer.problem), 30)
-    assert second.answer is not None
-    assert "the JVM was killed" in str(second.answer.problem)
-    coordinator.until(lambda: bool(second.answer and second.answer.problem is None), 60)
-    assert [t.end(signal.SIGTERM, 60) for t in all_tasks] == [128 + signal.SIGTERM] * 4
+    assert got == dict(running.expected)
+    print(f"slowest answer to a poll: {running.coordinator.slowest_s:.3f} s")
+    assert [t.end(signal.SIGTERM, 60) for t in tasks] == [128 + signal.SIGTERM] * 4
 
 
 def tear(home: Path) -> None:
@@ -314,41 +364,3 @@ def tear(home: Path) -> None:
 
 def seconds(moment: dt.datetime) -> int:
     return int((moment - dt.datetime(2026, 1, 1, tzinfo=dt.UTC)).total_seconds())
-
-
-@pytest.mark.timeout(480)
-def test_a_task_that_has_to_recompute_discards_its_log(
-    tmp_path: Path, tasks: tuple[Topology, list[Task]]
-) -> None:
-    expected = write_input(tmp_path)
-    topology, all_tasks = tasks
-    first = all_tasks[2]
-    coordinator = TinyCoordinator(topology, all_tasks)
-    for task in all_tasks:
-        task.start()
-
-    coordinator.until(lambda: bool(first.saved) and stable(first) > max(first.saved) + 2, 180)
-    newest = first.saved[max(first.saved)]
-    assert first.answer is not None
-    old_boot, before = first.answer.boot_id, first.answer.chained
-    epoch = max(before)
-    first.restore = RestorePoint(epoch=newest.epoch, object=newest.object)
-    first.recompute, first.digests_of = old_boot, (epoch,)
-
-    def computed_again() -> bool:
-        answer = first.answer
-        return answer is not None and answer.boot_id != old_boot and epoch in answer.chained
-
-    coordinator.until(computed_again, 120)
-    assert first.answer.chained[epoch] == before[epoch]
-    assert "the output log was discarded" in first.output.read_text()
-    coordinator.until(
-        lambda: all(
-            t.answer and t.answer.sinks and all(s.durable >= LAST_EPOCH for s in t.answer.sinks)
-            for t in all_tasks[2:]
-        ),
-        180,
-    )
-    rows = read_sink(f"file://{tmp_path}/out", "parquet").to_pylist()
-    got = {(r["k"], seconds(r["window_end"])): r["total"] for r in rows}
-    assert (len(rows), got) == (len(got), dict(expected))
