@@ -1,10 +1,10 @@
 # The entry points of the project; README names them. Each sets up what it needs.
 PY := .venv/bin/python
 # Tests of these kinds need more than Python; the rest is the unit part.
-UNIT := not process and not spark and not api and not cluster and not kubelet and not external
+UNIT := not simulated and not process and not spark and not api and not cluster and not kubelet and not external
 # A group is a file, whose tests share what they start, or all that use the shared control plane. Tests on the embedded
 # cluster have the machine alone.
-PROGRAMS := (process or spark or api) and not cluster and not kubelet and not external
+PROGRAMS := (simulated or process or spark or api) and not cluster and not kubelet and not external
 # One process more than cores, since some tests wait.
 WORKERS := $(shell expr $$(nproc) + 1)
 # An environment that forbids it would have each process compile all modules again.
@@ -32,7 +32,7 @@ unit: setup       ## pure cores: milliseconds each
 	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "$(UNIT)" --assert=plain $(PYTEST_ARGS) || \
 		($(PY) -m pytest -q -m "$(UNIT)" --last-failed --last-failed-no-failures none $(PYTEST_ARGS); false)
 
-programs: tools   ## Spark, whole programs, and what needs an API server alone, beside each other
+programs: tools   ## histories in simulated time, Spark, whole programs, and what needs an API server alone
 	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "$(PROGRAMS)" $(PYTEST_ARGS)
 
 test: lint tools  ## all that CI runs but smoke: lint, unit tests, simulations, programs, whole topologies on a cluster

@@ -35,6 +35,8 @@ from rekindle_testing.simulation.topologies import (
 )
 from rekindle_testing.simulation.values import Expected
 
+pytestmark = pytest.mark.simulated
+
 BY_FORCE = 1  # `other` of an eviction
 CHAIN_SEED = 9  # of a small cluster
 CHAIN = Variant(topologies.CHAIN)

@@ -13,6 +13,8 @@ from rekindle import names
 from rekindle_operator.cluster.failures import ActionFailures
 from rekindle_operator.cluster.model import PodView, UncreatedPod
 
+pytestmark = pytest.mark.simulated
+
 LONG_STEP_S = 3.0
 """Between passes while a state lasts: shorter than the wait after the third failure of a request,
 and than all time-outs."""

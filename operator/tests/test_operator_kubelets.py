@@ -23,6 +23,8 @@ from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.settings import Timing
 
+pytestmark = pytest.mark.simulated
+
 TIMING = Timing()
 
 

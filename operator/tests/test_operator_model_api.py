@@ -22,6 +22,8 @@ from rekindle_operator.reconcile.core import reconcile_all
 from rekindle_operator.reconcile.moves import SUCCESSOR_WITHOUT_NODE_S
 from rekindle_operator.uncached_check import UncachedCheck
 
+pytestmark = pytest.mark.simulated
+
 
 @pytest.fixture
 def operator(cluster: ModelCluster) -> ModelOperator:

@@ -28,6 +28,8 @@ from rekindle_operator.reconcile.moves import LATE_S, MOVES_AT_ONCE, SUCCESSOR_W
 from rekindle_operator.reconcile.schedule import ScheduledAction, schedule
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
+pytestmark = pytest.mark.simulated
+
 SINGLE, SUCCESSOR = "flights-storms-0-0-1", "flights-storms-0-8-1"
 """The only task of its segment, and the successor that it gets in a move: 8 is the other number of
 replica 0 (`Slot.alternate`)."""

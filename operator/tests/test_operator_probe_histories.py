@@ -25,6 +25,8 @@ from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.losses import LossAssessment, assess_nodes
 from rekindle_operator.recovery.probed_pods import pods_to_probe
 
+pytestmark = pytest.mark.simulated
+
 _LIVE = {"phase": "Live", "stableEpoch": 5}
 _IN_FLIGHT_S = 3.0  # a probe without a response
 

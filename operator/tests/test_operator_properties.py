@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from flights_example import flights_spec, with_replicas
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,6 +20,8 @@ from rekindle_operator.cluster.amounts import total
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
+
+pytestmark = pytest.mark.simulated
 
 _LARGE = (4000, 8 << 30)  # a node's CPU in millicores, and its memory
 _SIZES = st.sampled_from([(560, 1800 << 20), (1200, 3 << 30), _LARGE])

@@ -22,6 +22,8 @@ from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 from rekindle_testing.fixtures.crd import undeclared_in_status
 
+pytestmark = pytest.mark.simulated
+
 STEP_S = 10.0
 SETTLED_S = 70.0
 LONG_S = 900.0

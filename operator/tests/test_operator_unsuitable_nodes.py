@@ -16,6 +16,8 @@ from rekindle_operator.cluster.containers import container_error, is_creating_co
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
 
+pytestmark = pytest.mark.simulated
+
 # Of nodes, by name. Calls of `with_refusal` below give a shape, the name and uid of a node, the uid
 # of a pod, and the time.
 _UIDS = {"a": "node"}

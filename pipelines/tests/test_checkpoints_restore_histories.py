@@ -59,6 +59,8 @@ from rekindle.task.core.saver import (
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.simulated
+
 EPOCHS = 12
 RETAIN = 2
 REPLICAS = (0, 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from consistency_world import COVERED, EPOCH_BYTES, Task, World, WorldOptions, failure_free
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,8 @@ from rekindle.consistency.messages import (
 )
 from rekindle.consistency.states import ROWS, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
+
+pytestmark = pytest.mark.simulated
 
 X_S = 3.0
 """`maxDelay`, which the paper calls X."""

@@ -14,6 +14,8 @@ from rekindle.consistency.messages import PartnerChanged, Policy
 from rekindle.consistency.states import ConsistencyState
 from rekindle.streams.epochs import BatchKind
 
+pytestmark = pytest.mark.simulated
+
 SLOW = WorldOptions(
     max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
 )

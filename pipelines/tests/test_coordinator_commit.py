@@ -5,6 +5,7 @@ Design: docs/design/checkpoints.md#who-commits, docs/design/coordinator.md#check
 
 from __future__ import annotations
 
+import pytest
 from coordinator_world import World, next_polls, started
 
 from rekindle.coordinator.model import (
@@ -20,6 +21,8 @@ from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
+
+pytestmark = pytest.mark.simulated
 
 BOTH = Slot("both", 0, 0)
 

@@ -29,6 +29,8 @@ from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
+pytestmark = pytest.mark.simulated
+
 LEFT = Partition("left", 0)
 REPLICAS = (Slot("left", 0, 0), Slot("left", 0, 1))
 BOTH = Slot("both", 0, 0)

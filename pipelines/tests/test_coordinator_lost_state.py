@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import partial
 
+import pytest
 from coordinator_world import World
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -33,6 +34,8 @@ from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
+
+pytestmark = pytest.mark.simulated
 
 PARTS = (
     SimulatedSegment("src", replicas=2),

@@ -28,6 +28,8 @@ from rekindle.topology.kinds.files import FilesSinkSpec
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SCHEMA, SimulatedSegment, make_generation
 
+pytestmark = pytest.mark.simulated
+
 
 def test_new_segments_start_after_a_later_checkpoint_epoch() -> None:
     world = started()

@@ -29,6 +29,8 @@ from rekindle_testing.fixtures.coordinator_parts import (
     make_topology,
 )
 
+pytestmark = pytest.mark.simulated
+
 ACTIONS = st.sampled_from(
     ["work", "work", "poll", "poll", "head", "tick", "round", "round"]
     + ["run"] * 7

@@ -21,6 +21,8 @@ from rekindle.exchange.state_mover.messages import Replica
 from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.topology.model import Slot
 
+pytestmark = pytest.mark.simulated
+
 ACTIONS = (
     *["run"] * 12,
     *("kill", "kill", "kill", "reboot", "freeze", "thaw", "thaw", "cut", "mend", "mend", "drain"),

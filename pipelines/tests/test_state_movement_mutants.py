@@ -25,6 +25,8 @@ from rekindle.exchange.state_mover import newcomer
 from rekindle.exchange.state_mover.holds import Holds
 from rekindle.exchange.state_mover.newcomer import NewcomerCore
 
+pytestmark = pytest.mark.simulated
+
 SEEDS = 300
 Patch = pytest.MonkeyPatch
 Mutant = Callable[[Patch], None]

@@ -25,6 +25,8 @@ from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind
 from rekindle.task.core.loop import IdleEngineDied
 
+pytestmark = pytest.mark.simulated
+
 
 def cut_for(seconds: float, options: WorldOptions | None = None) -> CoreWorld:
     """One task, or more, whose second input is cut off after 10 s."""

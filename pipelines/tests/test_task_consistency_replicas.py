@@ -28,6 +28,8 @@ from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.task.core.branches import UNANSWERED_S, BranchesCore
 from rekindle.task.core.partner import PartnerMessages
 
+pytestmark = pytest.mark.simulated
+
 SLOW = WorldOptions(
     max_delay_s=X_S, during_stabilization=Policy.SUSPEND, call_epochs=2, process_epoch_s=0.1
 )

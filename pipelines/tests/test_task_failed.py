@@ -24,11 +24,13 @@ from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
+from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.process
 
-ADDRESS = "127.0.47.1"
+_NETWORK = IndexReservation(None)
+ADDRESS = f"127.{_NETWORK.index}.0.1"
 
 
 def config_of(directory: Path) -> TaskConfig:

@@ -49,6 +49,8 @@ from rekindle.task.moving.pieces import Installation, Moved, NotMovable, Pieces,
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 
+pytestmark = pytest.mark.simulated
+
 PANES = (1, 4, 17)
 """Tumbling windows, hopping ones, and long ones, whose panes are in a tree."""
 
