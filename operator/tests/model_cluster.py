@@ -298,7 +298,12 @@ class ModelCluster(ModelState):
     def _admit(self, action: CreatePod) -> None:
         full = self.quota is not None and len(self.raw_pods) >= self.quota
         segment = action.manifest["metadata"]["labels"].get(names.LABEL_SEGMENT_NAME)
-        if full or action.namespace in self.refused_in or segment in self.refused_segments:
+        if (
+            full
+            or action.refused
+            or action.namespace in self.refused_in
+            or segment in self.refused_segments
+        ):
             lost_at = action.predecessor_lost_at
             attempted = self.uncreated_pods.with_create_attempt(action.ref, self.now, lost_at)
             self.uncreated_pods = attempted.with_failed_create(

@@ -14,7 +14,7 @@ from model_objects import rfc3339
 from rekindle import names
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
-from rekindle_operator.reconcile.actions import DeletePod
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
@@ -119,6 +119,31 @@ def test_a_coordinator_that_works_stays_while_its_successor_is_not_created(
     reserve_coordinator(running, third.incarnation)
     found = reconcile(running.snapshot(), running.now, running.settings)
     assert old.name not in [action.name for action in found if isinstance(action, DeletePod)]
+
+
+@pytest.mark.parametrize("has_capacity", [True, False])
+def test_room_that_a_task_makes_is_for_the_coordinator(
+    running: ModelCluster, has_capacity: bool
+) -> None:
+    """Its request is the last one of each pass, as it may be by chance. Without capacity, a
+    successor of a task would wait for a node, and never give back what it takes of a quota."""
+    model, old = running, running.coordinator()
+    if has_capacity:
+        model.add_node("d")
+    model.quota = len(model.raw_pods)
+    node = model.nodes[old.node or ""]
+    model.nodes[node.name] = replace(node, cordoned=True, version=model.next_version())
+
+    def is_for_coordinator(action: Action) -> bool:
+        return isinstance(action, CreatePod) and action.is_coordinator
+
+    for _ in range(60):
+        actions = reconcile(model.snapshot(), model.now, model.settings)
+        model.apply(sorted(actions, key=is_for_coordinator))
+        model.kubelets_and_scheduler()
+        model.pass_time(3.0)
+        assert set(model.query_states().values()) == {"Live"}
+    assert model.coordinator().node not in (None, node.name)
 
 
 def test_a_full_quota_counts_while_each_request_finds_it() -> None:

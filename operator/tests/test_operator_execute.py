@@ -127,6 +127,17 @@ def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
     assert (refusal.retry_at > 1000.0, refusal.over_quota_since) == (True, 1000.0)
 
 
+def test_no_request_is_sent_for_what_waits_for_a_coordinator() -> None:
+    """A full quota refuses the coordinator's pod: that counts as a refusal of this one."""
+    api = Refusing()
+    cluster = ClusterCache(api, None, lambda: 1000.0)
+    create = CreatePod("default", {"metadata": {"name": "new"}}, REF, refused="exceeded quota: few")
+    executor_of(api, cluster, lambda: 1000.0).run([TopologyActions("default/t", (create,))])
+    refusal = cluster.snapshot().uncreated_pods[REF]
+    assert api.calls == []
+    assert (refusal.message, refusal.over_quota_since) == ("exceeded quota: few", 1000.0)
+
+
 @pytest.mark.parametrize(
     ("status", "message"),
     [(403, "denied by policy"), (429, "slow down"), (500, "exceeded quota"), (401, "who are you")],

@@ -90,7 +90,7 @@ def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
     operator: ModelOperator,
 ) -> None:
     """Until a task with a live partner makes room: successors of tasks wait for the quota, too, and
-    could take the place of the coordinator."""
+    let the coordinator go first, in whatever order threads send the requests."""
     model = operator.model
     model.add_node("d")
     model.quota = len(model.raw_pods)
@@ -100,7 +100,7 @@ def test_a_coordinator_on_a_drained_node_serves_while_a_quota_is_full(
         operator.run(6.0, step_s=LONG_STEP_S)
         assert not model.coordinator().terminating
         assert set(model.query_states().values()) == {"Live"}
-        waited |= "waits for the coordinator (" in model.condition("Valid")["message"]
+        waited |= "waits for the coordinator" in model.condition("Valid")["message"]
     assert waited
     assert model.coordinator().node not in (None, node)
     assert {p.segment_name for p in pods_on(model, node).values()} <= {"routes", "storms"}

@@ -28,6 +28,8 @@ from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 IDENTITY = Identity("uid-1", "secret")
 OPTIONS = flight.FlightCallOptions(
     timeout=20, headers=[(b"authorization", b"Bearer " + str(IDENTITY.reader_token).encode())]

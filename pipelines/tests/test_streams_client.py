@@ -23,6 +23,8 @@ from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import CallTimedOut, ReadRequest, ReadResponse, StreamUnavailable
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 ADDRESS = "127.0.46.1"
 SCHEMA = pa.schema([("n", pa.int64())])
 

@@ -44,6 +44,8 @@ from rekindle.topology.model import Exchange, Input, Resources, Segment
 from rekindle.topology.schema import Schema
 from rekindle_testing.waiting import eventually, wait_for
 
+pytestmark = pytest.mark.process
+
 EDGES = 64
 
 

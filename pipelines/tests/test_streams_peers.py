@@ -41,6 +41,8 @@ from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import PATH, ReadRequest, StreamRefused, StreamUnavailable
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> OutputLog:
@@ -204,7 +206,6 @@ PROGRAM = """
 """
 
 
-@pytest.mark.process
 def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     program = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM), str(tmp_path / "frozen")],

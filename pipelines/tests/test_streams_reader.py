@@ -34,6 +34,8 @@ from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import CallTimedOut, ReadRequest, ReadResponse
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 
 def choice(*addresses: str) -> ReplicaChoice:
     """For a reader that has received the epochs up to 4."""

@@ -33,6 +33,8 @@ from rekindle.streams.wire import (
 )
 from rekindle.table_memory import object_bytes
 
+pytestmark = pytest.mark.process
+
 ADDRESS = "127.0.41.1"
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 

@@ -30,6 +30,8 @@ from rekindle.streams.wire import ReadRequest
 from rekindle.table_memory import memory_bytes
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 ADDRESS = "127.0.44.1"
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 BEAT_S = 0.005

@@ -36,6 +36,8 @@ from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import PATH, ReadRequest, StreamUnavailable
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> OutputLog:

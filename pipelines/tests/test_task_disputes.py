@@ -18,6 +18,8 @@ from rekindle.task.discard import discard_log_if_marked, mark_for_discard
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 SINK = SinkAssignment(
     query="q", from_epoch=0, sink=SinkSpec.model_validate({"files": {"url": "memory://x"}})
 )

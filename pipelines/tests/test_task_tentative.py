@@ -32,6 +32,8 @@ from rekindle.topology.model import Exchange, Input, Resources, Segment
 from rekindle.topology.schema import Schema
 from rekindle_testing.waiting import eventually
 
+pytestmark = pytest.mark.process
+
 SCHEMA = pa.schema([("n", pa.int64())])
 X_S = 0.5
 """`maxDelay`, which the paper calls X."""

@@ -164,6 +164,8 @@ class Executor:
                 self._create(path, manifest)
             case CreateTokenSecret():
                 self._create_token_secret(action)
+            case CreatePod(refused=refused) if refused:
+                raise ApiException(status=403, reason=refused)
             case CreatePod(namespace, manifest, ref):
                 self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
                 self._cluster.forget_uncreated_pod(ref)

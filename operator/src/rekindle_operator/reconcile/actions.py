@@ -76,12 +76,14 @@ class CreateTokenSecret:
 @dataclass(frozen=True, slots=True)
 class CreatePod:
     """`ref`: slot and incarnation, to remember a refusal. `predecessor_lost_at`: when the pod that
-    it replaces was lost; None if it replaces no lost pod."""
+    it replaces was lost; None if it replaces no lost pod. `refused`: not empty: no request is sent,
+    and this counts as the message of a full quota."""
 
     namespace: str
     manifest: Manifest
     ref: IncarnationRef
     predecessor_lost_at: float | None = None
+    refused: str = ""
 
     @property
     def name(self) -> str:

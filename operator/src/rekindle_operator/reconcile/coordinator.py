@@ -46,7 +46,8 @@ _NOT_CREATED = 3  # requests; a pass that deletes pods sends two, which may fail
 @dataclass(frozen=True, slots=True)
 class CoordinatorReplacement:
     """Empty if the coordinator stays. `incarnation` is to be reserved before `create`. `pod`: what
-    needs a node, also while its creation waits after a refusal."""
+    needs a node, also while its creation waits after a refusal. `refused`: the message of the API
+    server if the newest request has found a quota full."""
 
     why: str = ""  # for the Event; empty: there is none, or it was already emitted
     incarnation: int | None = None
@@ -54,6 +55,7 @@ class CoordinatorReplacement:
     create: tuple[CreatePod, ...] = ()
     remove: tuple[Action, ...] = ()
     pod: Manifest | None = None
+    refused: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +157,14 @@ def _next_coordinator(
         create = (CreatePod(view.namespace, pod, ref, lost_at),)
     # No capacity is kept for one that nothing needs yet, and that the API server does not create.
     needs_node = why not in _WHILE_IT_WORKS or not why_not_created(context)
+    is_over_quota = uncreated is not None and uncreated.is_over_quota_for(0.0, pass_inputs.now)
     return CoordinatorReplacement(
-        why, ref.incarnation, tuple(prepare), create, pod=pod if needs_node else None
+        why,
+        ref.incarnation,
+        tuple(prepare),
+        create,
+        pod=pod if needs_node else None,
+        refused=uncreated.message if uncreated is not None and is_over_quota else "",
     )
 
 

@@ -222,13 +222,13 @@ def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
 
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
     context, states = observed.context, observed.states
+    coordinator = replace_coordinator(context)
     plan_input = PlanInput(
         context,
         states,
-        replacements(context, states),
+        replacements(context, states, coordinator.refused),
         surplus_replicas(context, states),
     )
-    coordinator = replace_coordinator(context)
     return TopologyNeeds(observed, with_pods_to_place(plan_input), coordinator)
 
 

@@ -38,16 +38,21 @@ class TaskReplacement:
 
 
 def replacements(
-    context: ReconcileContext, states: Iterable[SlotState]
+    context: ReconcileContext, states: Iterable[SlotState], coordinator_refused: str
 ) -> tuple[TaskReplacement, ...]:
-    """For every slot that has no pod or is lost."""
+    """For every slot that has no pod or is lost. `coordinator_refused`: the message of the full
+    quota for which the coordinator's pod waits; empty: it does not."""
     if context.running is None or not context.needs_pods:
         return ()
     replaced = (SlotPhase.NO_POD, SlotPhase.LOST)
-    return tuple(_replacement(context, s) for s in states if s.phase in replaced)
+    return tuple(
+        _replacement(context, s, coordinator_refused) for s in states if s.phase in replaced
+    )
 
 
-def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement:
+def _replacement(
+    context: ReconcileContext, state: SlotState, coordinator_refused: str
+) -> TaskReplacement:
     assert context.running is not None
     state.check_event(SlotEvent.POD_CREATED)
     now, incarnation = context.pass_inputs.now, state.next_incarnation
@@ -65,8 +70,17 @@ def _replacement(context: ReconcileContext, state: SlotState) -> TaskReplacement
         on_node=state.rebalancing.target if state.rebalancing is not None else "",
     )
     ref = IncarnationRef(context.view.uid, state.slot.key, incarnation)
-    create = CreatePod(context.view.namespace, manifest, ref, predecessor_lost_at)
-    due = state.uncreated_pod is None or now >= state.uncreated_pod.retry_at
+    uncreated = state.uncreated_pod
+    # Room in a quota, such as a deleted task makes, is for the coordinator first: a pod that would
+    # take it, and replaces no lost one, might never give it back.
+    may_wait = (
+        predecessor_lost_at is None
+        and uncreated is not None
+        and uncreated.over_quota_since is not None
+    )
+    refused = coordinator_refused if may_wait else ""
+    create = CreatePod(context.view.namespace, manifest, ref, predecessor_lost_at, refused)
+    due = uncreated is None or now >= uncreated.retry_at
     return TaskReplacement(state, incarnation, create, _removal(context, state), due)
 
 
