@@ -93,7 +93,7 @@ def evaluate(expression: Expression, batch: pa.RecordBatch) -> pa.Array:
 def _since_epoch(numbers: pa.Array, unit_us: int) -> pa.Array:
     missing = _missing(numbers)
     if pa.types.is_floating(numbers.type):
-        values = np.floor(_numpy(pc.cast(numbers, pa.float64()), 0.0) * unit_us)
+        values = np.trunc(_numpy(pc.cast(numbers, pa.float64()), 0.0) * unit_us)
         wrong = ~(np.abs(values) < 2.0**63)  # also NaN
     else:
         values = _numpy(pc.cast(numbers, pa.int64()), 0)

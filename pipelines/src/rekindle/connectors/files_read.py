@@ -306,7 +306,7 @@ def _compressed_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:
 
 def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file)
+        return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")  # all of INT96's times fit
     except pa.ArrowInvalid as e:
         raise SchemaMismatch(
             f"{where}: is not a complete Parquet file; correct the source's format, or copy the "

@@ -1,8 +1,11 @@
 """Reads JSON lines as batches of a declared schema, exactly.
 
-Arrow's reader parses a block of lines at once. If it fails, reads an infinity, or could read a null
-as an object, Python parses the block value by value. Python also accepts NaN and infinities, which
-JSON does not have: as strings or as bare words, as the JSON sink and most other writers write them.
+Arrow's reader parses a block of lines at once, where it can be trusted: it may not fail, read an
+infinity, or be given what it reads differently than Python does (a null as an object, bad UTF-8, a
+DECIMAL with an exponent or too many digits, lines of many brackets). Python parses other blocks
+value by value, so a line is read alike whatever is beside it. Python also accepts NaN and
+infinities, which JSON does not have: as strings or as bare words, as the JSON sink and most other
+writers write them.
 Decimals are read from numbers and strings, never through a double. Errors name the line.
 
 A declared field that no object of a file has is an error (a misspelt name would be NULL in every
@@ -12,12 +15,12 @@ row). A field that only some objects lack is NULL in those. Undeclared fields ar
 from __future__ import annotations
 
 import contextlib
-import decimal
 import json
 import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from decimal import Decimal
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -25,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from rekindle.arrow_types import arrow_to_ddl
+from rekindle.connectors.conversions import TextRules, convert, decimal_of, is_number
 from rekindle.connectors.json_fields import DeclaredFields, require_in_some_object
 from rekindle.connectors.line_blocks import (
     BYTE_ORDER_MARK,
@@ -46,10 +50,18 @@ _NON_FINITE = {
 """Spellings of doubles that JSON does not have; the sink writes the first spelling of each."""
 _SHOWN_CHARS = 120
 """Characters of a line that a message shows."""
+_MOST_DIGITS = 400
+_RULES = TextRules(binary_is_base64=True)
 _SHOWN_BYTES = 4 << 10
 """Bytes of a line that are decoded to get these characters."""
 _WHITESPACE = " \t\r\n"
-_NUMBER = re.compile(r"\s*[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?\s*", re.ASCII)
+_DECIMAL_FOR_PYTHON = re.compile(rb"\d\.?[eE][+-]?\d|\d{39}")
+"""What may be a number with an exponent, or with more digits than a DECIMAL has on either side of
+its point: Arrow's reader multiplies it by powers of ten without a check that the product fits."""
+_WIDE_DECIMAL = pa.decimal256(76, 38)
+"""Holds any number that is left, and more."""
+_MOST_BRACKETS = 400
+"""In a line that Arrow parses: it allows deeper nesting than Python, and none without bound."""
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NULL_AFTER_OBJECT = re.compile(rb"\}[ \t\r\n]*null")
 
@@ -81,8 +93,16 @@ class _Object(dict[str, Any]):
         self.twice = {n for n in names if names.count(n) > 1} if len(self) < len(pairs) else set()
 
 
+def _parse_int(text: str) -> int | _Number:
+    """Python refuses to parse more digits, which no type has."""
+    return int(text) if len(text) <= _MOST_DIGITS else _Number(text)
+
+
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_Object, parse_float=_Number, parse_constant=_NonFinite
+    object_pairs_hook=_Object,
+    parse_float=_Number,
+    parse_int=_parse_int,
+    parse_constant=_NonFinite,
 )
 
 
@@ -155,22 +175,52 @@ def parse_json_block(block: bytes, raw: pa.Schema, first_line: int, where: str) 
 
 
 def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
-    """The rows as Arrow parses them; None if Arrow cannot parse the block, or may have changed a
-    value."""
+    """The rows as Arrow parses them; None if Arrow cannot parse the block, or may read it otherwise
+    than Python."""
     if not block.strip():
         return _no_rows(raw)
-    if _may_have_null_line(block):
+    wide = pa.schema([f.with_type(_widened(f.type)) for f in raw])
+    if _may_have_null_line(block) or _has_deep_line(block) or not _is_utf8(block):
         return None
-    parse = pa_json.ParseOptions(explicit_schema=raw, unexpected_field_behavior="ignore")
+    if wide != raw and _DECIMAL_FOR_PYTHON.search(block):
+        return None
+    parse = pa_json.ParseOptions(explicit_schema=wide, unexpected_field_behavior="ignore")
     read = pa_json.ReadOptions(block_size=len(block) + 1, use_threads=False)
     try:
         table = pa_json.read_json(pa.BufferReader(block), read_options=read, parse_options=parse)
         batches = table.select(raw.names).combine_chunks().to_batches()
-        batch = batches[0] if batches else _no_rows(raw)
-        batch.validate(full=True)  # the reader does not check digits of decimals, nor UTF-8
-    except pa.ArrowInvalid:
+        if not batches:
+            return _no_rows(raw)
+        columns = [convert(c, f.type, _RULES) for c, f in zip(batches[0], raw, strict=True)]
+    except ValueError:  # ArrowInvalid is one
         return None
-    return None if any(_has_infinity(column) for column in batch.columns) else batch
+    batch = pa.RecordBatch.from_arrays(columns, schema=raw)
+    return None if any(_has_infinity(column) for column in columns) else batch
+
+
+def _widened(data_type: pa.DataType) -> pa.DataType:
+    """With a decimal type that Arrow's reader need not round to."""
+    types = pa.types
+    if types.is_decimal(data_type):
+        return _WIDE_DECIMAL
+    if types.is_struct(data_type):
+        return pa.struct([f.with_type(_widened(f.type)) for f in data_type])
+    if types.is_list(data_type):
+        return pa.list_(_widened(data_type.value_type))
+    return data_type
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _has_deep_line(block: bytes) -> bool:
+    lines = (line for line in block.split(b"\n") if len(line) > 2 * _MOST_BRACKETS)
+    return any(line.count(b"[") + line.count(b"{") > _MOST_BRACKETS for line in lines)
 
 
 def _may_have_null_line(block: bytes) -> bool:
@@ -323,19 +373,17 @@ def _double(value: Any, path: str, data_type: pa.DataType) -> float | None:
     return number
 
 
-def _decimal(value: Any, path: str, data_type: pa.DataType) -> decimal.Decimal | None:
+def _decimal(value: Any, path: str, data_type: pa.DataType) -> Decimal | None:
     if value == "" and type(value) is str:
         return None
-    if isinstance(value, bool | list | dict) or not _NUMBER.fullmatch(str(value)):
+    if isinstance(value, bool | list | dict) or not is_number(str(value).strip()):
         _refuse(value, path, "a number")
     try:
-        number = decimal.Decimal(value)
-        pa.scalar(number, data_type)
-    except (decimal.DecimalException, ValueError) as e:
+        return decimal_of(str(value).strip(), data_type)
+    except ValueError as e:
         raise _BadValue(
             f"field {path}: {_described(value)} is not a {arrow_to_ddl(data_type)}"
         ) from e
-    return number
 
 
 def _integer(value: Any, path: str, data_type: pa.DataType) -> int:
