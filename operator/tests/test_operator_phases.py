@@ -64,7 +64,7 @@ def test_an_invalid_decision_is_reported_with_details(
 ) -> None:
     """Nothing is done for the topology: a pod too many would be worse."""
 
-    def replace_all(context: Any, states: Any) -> Any:
+    def replace_all(context: Any, states: Any, coordinator_refused: Any) -> Any:
         return tuple(s.check_event(SlotEvent.POD_CREATED) for s in states)
 
     monkeypatch.setattr("rekindle_operator.reconcile.core.replacements", replace_all)

@@ -38,7 +38,7 @@ class TaskReplacement:
 
 
 def replacements(
-    context: ReconcileContext, states: Iterable[SlotState], coordinator_refused: str
+    context: ReconcileContext, states: Iterable[SlotState], coordinator_refused: str = ""
 ) -> tuple[TaskReplacement, ...]:
     """For every slot that has no pod or is lost. `coordinator_refused`: the message of the full
     quota for which the coordinator's pod waits; empty: it does not."""
