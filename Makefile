@@ -5,8 +5,9 @@ UNIT := not simulated and not process and not spark and not api and not cluster 
 # A group is a file, whose tests share what they start, or all that use the shared control plane. Tests on the embedded
 # cluster have the machine alone.
 PROGRAMS := (simulated or process or spark or api) and not cluster and not kubelet and not external
-# One process more than cores, since some tests wait.
-WORKERS := $(shell expr $$(nproc) + 1)
+CORES := $(shell nproc)
+# Many of these wait for programs, sockets and the API server.
+PROGRAM_WORKERS := $(shell expr $(CORES) + 1)
 # An environment that forbids it would have each process compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 # What mypy knows of unchanged files is the same in every clone.
@@ -29,11 +30,11 @@ lint: setup       ## style, types, layers
 # Without pytest's own compilation of assertions, which takes longer than most files' tests; what fails runs once more
 # with it, so that its values are shown.
 unit: setup       ## pure cores: milliseconds each
-	@$(PY) -m pytest -q -n $(WORKERS) --dist worksteal -m "$(UNIT)" --assert=plain $(PYTEST_ARGS) || \
+	@$(PY) -m pytest -q -n $(CORES) --dist worksteal -m "$(UNIT)" --assert=plain $(PYTEST_ARGS) || \
 		($(PY) -m pytest -q -m "$(UNIT)" --last-failed --last-failed-no-failures none $(PYTEST_ARGS); false)
 
 programs: tools   ## histories in simulated time, Spark, whole programs, and what needs an API server alone
-	$(PY) -m pytest -n $(WORKERS) --dist loadgroup -m "$(PROGRAMS)" $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(PROGRAM_WORKERS) --dist loadgroup -m "$(PROGRAMS)" $(PYTEST_ARGS)
 
 test: lint tools  ## all that CI runs but smoke: lint, unit tests, simulations, programs, whole topologies on a cluster
 	@$(MAKE) --no-print-directory unit

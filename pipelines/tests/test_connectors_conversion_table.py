@@ -6,6 +6,7 @@ table of conversions is refused, whatever its values.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -45,7 +46,7 @@ def counts(type_: pa.DataType, values: list[int]) -> pa.Array:
     return pa.array(values, width).view(type_)
 
 
-def columns() -> Iterator[pa.Array]:
+def made_columns() -> Iterator[pa.Array]:
     """Of each type that Parquet has, with its extremes."""
     for signed in (True, False):
         for bits in (8, 16, 32, 64):
@@ -91,6 +92,11 @@ def columns() -> Iterator[pa.Array]:
     yield pa.array([[1]], pa.list_view(pa.int64()))
     yield pa.array([{"a": 1}, {"a": 2**62}])
     yield pa.array([{"a": 1.5}])
+
+
+@functools.cache
+def columns() -> tuple[pa.Array, ...]:
+    return tuple(made_columns())
 
 
 def value(column: pa.Array) -> Any:
