@@ -191,6 +191,7 @@ def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
         batches = table.select(raw.names).combine_chunks().to_batches()
         if not batches:
             return _no_rows(raw)
+        batches[0].validate(full=True)  # escapes may stand for what is no UTF-8
         columns = [convert(c, f.type, _RULES) for c, f in zip(batches[0], raw, strict=True)]
     except ValueError:  # ArrowInvalid is one
         return None
