@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,7 +78,8 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
                 prompt(session)
                 interruption.ignore_signals()  # the cluster is being stopped
             else:
-                threading.Event().wait()  # for a signal
+                while True:  # until a signal, which does not end a wait that it came just before
+                    time.sleep(1)
 
 
 def _link_programs(directory: Path) -> Path:
