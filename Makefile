@@ -5,6 +5,8 @@ UNIT := not simulated and not process and not spark and not api and not cluster 
 # A group is a file, whose tests share what they start, or all that use the shared control plane. Tests on the embedded
 # cluster have the machine alone.
 PROGRAMS := (simulated or process or spark or api) and not cluster and not kubelet and not external
+# `make nightly` has time for all of them.
+LONG := and not long
 CORES := $(shell nproc)
 # Many of these wait for programs, sockets and the API server.
 PROGRAM_WORKERS := $(shell expr $(CORES) + 1)
@@ -34,13 +36,13 @@ unit: setup       ## pure cores: milliseconds each
 		($(PY) -m pytest -q -m "$(UNIT)" --last-failed --last-failed-no-failures none $(PYTEST_ARGS); false)
 
 programs: tools   ## histories in simulated time, Spark, whole programs, and what needs an API server alone
-	$(PY) -m pytest -n $(PROGRAM_WORKERS) --dist loadgroup -m "$(PROGRAMS)" $(PYTEST_ARGS)
+	$(PY) -m pytest -n $(PROGRAM_WORKERS) --dist loadgroup -m "$(PROGRAMS) $(LONG)" $(PYTEST_ARGS)
 
 test: lint tools  ## all that CI runs but smoke: lint, unit tests, simulations, programs, whole topologies on a cluster
 	@$(MAKE) --no-print-directory unit
 	@$(MAKE) --no-print-directory simulate SEEDS=16
 	@$(MAKE) --no-print-directory programs
-	$(PY) -m pytest -m "cluster and not long"
+	$(PY) -m pytest -m "cluster $(LONG)"
 
 nightly: tools    ## everything there is, with more examples, and one summary: STEPS="unit chaos"
 	@$(PY) -m rekindle_testing.nightly $(if $(STEPS),--steps $(STEPS))

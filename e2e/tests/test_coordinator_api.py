@@ -1,11 +1,11 @@
 """The coordinator's process against a real API server, with simulated tasks behind real sockets.
 
-The rights are those that the operator gives it; the status has to pass the real CRD.
+The rights are those that the operator gives it; the status has to pass the real CRD. All tests use
+the same topology, and each begins with a working coordinator.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,6 @@ from rekindle_operator.resources.access import coordinator_access
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.fixtures.fleet import Fleet
-from rekindle_testing.harness.operator_process import install_crds
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import eventually
 
@@ -44,17 +43,16 @@ pytestmark = pytest.mark.api
 
 T = TypeVar("T")
 EXAMPLE = ROOT / "examples/flights/topology.yaml"
-_numbers = itertools.count(1)
 
 
 class Cluster:
     """One topology in a namespace of its own: objects that the operator would make,
-    simulated tasks, and as many coordinator processes as a test wants."""
+    simulated tasks, and as many coordinator processes as tests want; `incarnation`: of the newest
+    one."""
 
     def __init__(self, api: ControlPlane, directory: Path) -> None:
         self.api, self.directory = api, directory
-        number = next(_numbers)
-        self.namespace = f"coordinator-{number}"
+        self.namespace = "coordinator"
         self._network = IndexReservation(None)
         self.net = f"{self._network.index}.0"  # all addresses begin with 127.<net>
         api.kubectl("create", "namespace", self.namespace)
@@ -70,6 +68,7 @@ class Cluster:
         topology = compile_topology(spec, name, skip_cluster_checks=True)
         self.fleet = Fleet(topology, self.net, directory / "store", self.uid)
         self.processes: list[subprocess.Popen[bytes]] = []
+        self.incarnation = 0
 
     def create(self, document: dict[str, Any]) -> dict[str, Any]:
         done = self.api.kubectl(
@@ -121,49 +120,56 @@ class Cluster:
         )
         for document in coordinator_access(view):
             self.create(document)
-        for slot in self.fleet.tasks:
-            self.create_pod(slot)
+        self.create_pods(self.fleet.tasks)
 
-    def create_pod(self, slot: Slot) -> None:
-        task = self.fleet.tasks[slot]
-        name = f"{self.name}-{slot.segment}-{slot.partition}-{slot.replica}-{task.incarnation}"
+    def pod_name(self, slot: Slot) -> str:
+        incarnation = self.fleet.tasks[slot].incarnation
+        return f"{self.name}-{slot.segment}-{slot.partition}-{slot.replica}-{incarnation}"
+
+    def create_pods(self, slots: Iterable[Slot]) -> None:
+        """Pods that run, at the addresses of the simulated tasks."""
+        pods = [self._pod(slot) for slot in slots]
+        every = json.dumps({"apiVersion": "v1", "kind": "List", "items": pods})
+        self.api.kubectl("create", "-n", self.namespace, "-f", "-", stdin=every)
+        apply = ("apply", "--server-side", "--subresource=status", "-n", self.namespace, "-f", "-")
+        self.api.kubectl(*apply, stdin=every)
+
+    def _pod(self, slot: Slot) -> dict[str, Any]:
         labels = {
             "topology": self.name,
             "role": "task",
             "segment": slot.segment,
             "partition": str(slot.partition),
             "replica": str(slot.replica),
-            "incarnation": str(task.incarnation),
+            "incarnation": str(self.fleet.tasks[slot].incarnation),
         }
-        self.create(
-            {
-                "apiVersion": "v1",
-                "kind": "Pod",
-                "metadata": {
-                    "name": name,
-                    "labels": {f"{names.OWN_PREFIX}{k}": v for k, v in labels.items()},
-                    "ownerReferences": [
-                        {
-                            "apiVersion": names.API_VERSION,
-                            "kind": names.KIND,
-                            "name": self.name,
-                            "uid": self.uid,
-                        }
-                    ],
-                },
-                "spec": {"containers": [{"name": "task", "image": "none"}]},
-            }
-        )
-        status = {
+        owner = {
+            "apiVersion": names.API_VERSION,
+            "kind": names.KIND,
+            "name": self.name,
+            "uid": self.uid,
+        }
+        address = self.fleet.addresses[slot]
+        return {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {
+                "name": self.pod_name(slot),
+                "labels": {f"{names.OWN_PREFIX}{k}": v for k, v in labels.items()},
+                "ownerReferences": [owner],
+            },
+            "spec": {"containers": [{"name": "task", "image": "none"}]},
             "status": {
                 "phase": "Running",
-                "podIP": self.fleet.addresses[slot],
-                "podIPs": [{"ip": self.fleet.addresses[slot]}],
+                "podIP": address,
+                "podIPs": [{"ip": address}],
                 "conditions": [{"type": "Ready", "status": "True"}],
-            }
+            },
         }
-        arguments = ["patch", "pod", name, "-n", self.namespace, "--subresource=status"]
-        self.api.kubectl(*arguments, "--type=merge", "-p", json.dumps(status))
+
+    def start_newer_coordinator(self, by: int = 1) -> subprocess.Popen[bytes]:
+        self.incarnation += by
+        return self.start_coordinator(self.incarnation)
 
     def start_coordinator(self, incarnation: int) -> subprocess.Popen[bytes]:
         user = f"system:serviceaccount:{self.namespace}:{self.name}-coordinator"
@@ -208,22 +214,25 @@ class Cluster:
         self._network.release()
 
 
-@pytest.fixture
-def cluster(api_server: ControlPlane, tmp_path: Path) -> Iterator[Cluster]:
-    yield from running_cluster(api_server, tmp_path)
-
-
-def running_cluster(api: ControlPlane, directory: Path) -> Iterator[Cluster]:
-    """A topology with its coordinator (incarnation 1), all tasks Live."""
-    made = Cluster(api, directory)
+@pytest.fixture(scope="module")
+def shared(api_server: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = Cluster(api_server, tmp_path_factory.mktemp("coordinator"))
     try:
         with made.fleet:
             made.prepare()
-            made.start_coordinator(1)
-            eventually(lambda: {t.phase for t in made.fleet.tasks.values()} == {"Live"})
             yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+def cluster(shared: Cluster) -> Cluster:
+    """With a coordinator that writes the status, all tasks Live."""
+    if not shared.processes or shared.processes[-1].poll() is not None:
+        shared.start_newer_coordinator()
+        eventually(lambda: shared.data_plane().get("fence") == shared.incarnation)
+    eventually(lambda: {t.phase for t in shared.fleet.tasks.values()} == {"Live"})
+    return shared
 
 
 def last_poll(cluster: Cluster, slot: Slot) -> PollRequest:
@@ -239,11 +248,12 @@ def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> Non
     assert {t["slot"] for t in status["tasks"]} == slots
     assert {t["phase"] for t in status["tasks"]} == {"Live"}
     assert not any(t["suspected"] for t in status["tasks"])
-    assert (status["fence"], status["generation"], status["problems"]) == (1, 1, [])
+    known = (status["fence"], status["generation"], status["problems"])
+    assert known == (cluster.incarnation, 1, [])
     assert {q["name"] for q in status["queries"]} == {"delay-alarms", "storm-watch", "route-report"}
     assert status["headEpoch"] >= 9
     lease = cluster.get("lease", f"{cluster.name}-coordinator")
-    assert lease["spec"]["holderIdentity"] == "1"
+    assert lease["spec"]["holderIdentity"] == str(cluster.incarnation)
     managed = cluster.get("topo", cluster.name)["metadata"]["managedFields"]
     of_status = {m["manager"] for m in managed if m.get("subresource") == "status"}
     assert of_status == {names.COORDINATOR_FIELD_MANAGER}
@@ -251,7 +261,7 @@ def test_the_status_passes_the_crd_and_names_every_task(cluster: Cluster) -> Non
 
 def test_a_coordinator_needs_little_memory(cluster: Cluster) -> None:
     eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 9)
-    process = psutil.Process(cluster.processes[0].pid)
+    process = psutil.Process(cluster.processes[-1].pid)
     cpu_before, began = sum(process.cpu_times()[:2]), time.monotonic()
     polls_before = sum(cluster.fleet.polls(s) for s in cluster.fleet.tasks)
     enough = polls_before + 12 * len(cluster.fleet.tasks)
@@ -318,15 +328,15 @@ def test_kill_9_of_the_coordinator_does_not_affect_tasks(cluster: Cluster) -> No
     eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) >= 14)
     # Simulated tasks advance with the clock, whether or not they have been told their routes.
     eventually(lambda: all_are_routed(cluster))
-    cluster.processes[0].send_signal(signal.SIGKILL)
-    cluster.processes[0].wait()
+    cluster.processes[-1].kill()
+    cluster.processes[-1].wait()
     tasks = cluster.fleet.tasks
     before = {s: last_poll(cluster, s) for s in tasks}
     started = {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()}
     polls_before = {s: cluster.fleet.polls(s) for s in tasks}
     epoch = cluster.data_plane()["checkpoint"]["epoch"]
-    cluster.start_coordinator(2)
-    eventually(lambda: cluster.data_plane().get("fence") == 2)
+    cluster.start_newer_coordinator()
+    eventually(lambda: cluster.data_plane().get("fence") == cluster.incarnation)
     eventually(lambda: cluster.data_plane().get("checkpoint", {}).get("epoch", -1) > epoch)
     assert {s: (t.incarnation, t.boot, t.restored_from) for s, t in tasks.items()} == started
     for slot, task in tasks.items():
@@ -342,23 +352,25 @@ def test_kill_9_of_the_coordinator_does_not_affect_tasks(cluster: Cluster) -> No
     for slot in tasks:  # a floor may be set later, but is never removed
         least = before[slot].floor or 0
         eventually(partial(has_floor, slot, least))
-    assert cluster.get("lease", f"{cluster.name}-coordinator")["spec"]["holderIdentity"] == "2"
+    lease = cluster.get("lease", f"{cluster.name}-coordinator")
+    assert lease["spec"]["holderIdentity"] == str(cluster.incarnation)
 
 
 def test_a_coordinator_that_was_replaced_ends_with_code_3(cluster: Cluster) -> None:
-    eventually(lambda: cluster.data_plane().get("fence") == 1)
-    cluster.start_coordinator(5)
-    eventually(lambda: cluster.data_plane().get("fence") == 5)
-    assert cluster.processes[0].wait(10) == 3
-    late = cluster.start_coordinator(2)
+    replaced = cluster.processes[-1]
+    newest = cluster.start_newer_coordinator(by=3)
+    eventually(lambda: cluster.data_plane().get("fence") == cluster.incarnation)
+    assert replaced.wait(10) == 3
+    late = cluster.start_coordinator(cluster.incarnation - 1)
     assert late.wait(20) == 3
-    assert cluster.data_plane()["fence"] == 5
-    assert cluster.processes[1].poll() is None
+    cluster.processes.remove(late)
+    assert cluster.data_plane()["fence"] == cluster.incarnation
+    assert newest.poll() is None
 
 
 def test_sigterm_ends_the_coordinator_cleanly(cluster: Cluster) -> None:
-    cluster.processes[0].terminate()
-    assert cluster.processes[0].wait(5) == 128 + signal.SIGTERM
+    cluster.processes[-1].terminate()
+    assert cluster.processes[-1].wait(5) == 128 + signal.SIGTERM
 
 
 def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Cluster) -> None:
@@ -366,13 +378,11 @@ def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Clus
     # The empty state is kept for as long as a partition that lags may need what follows it.
     eventually(lambda: cluster.restore_epoch(slot) >= 0)
     before = cluster.restore_epoch(slot)
+    pod = cluster.pod_name(slot)
     cluster.fleet.stop(slot)
-    cluster.api.kubectl(
-        "delete", "pod", "-n", cluster.namespace, "--grace-period=0", "--force",
-        f"{cluster.name}-{slot.segment}-{slot.partition}-{slot.replica}-1",
-    )  # fmt: skip
+    cluster.api.kubectl("delete", "pod", "-n", cluster.namespace, "--force", pod)
     cluster.fleet.start([slot])
-    cluster.create_pod(slot)
+    cluster.create_pods([slot])
     eventually(lambda: cluster.fleet.tasks[slot].phase == "Live")
     restored = cluster.fleet.tasks[slot].restored_from
     assert restored is not None
@@ -380,23 +390,20 @@ def test_a_new_pod_gets_its_restore_point_from_the_newest_manifest(cluster: Clus
     assert eventually(lambda: cluster.row(slot).get("incarnation") == 2)
 
 
-def test_tasks_are_polled_without_the_api_server(tmp_path: Path) -> None:
-    with ControlPlane(tmp_path / "control-plane") as own:
-        install_crds(own)
-        directory = tmp_path / "work"
-        directory.mkdir()
-        for cluster in running_cluster(own, directory):
-            slot = next(iter(cluster.fleet.tasks))
-            before = cluster.fleet.polls(slot)
-            epoch = last_committed(cluster)
-            own.pause_api_server()
-            eventually(lambda: cluster.fleet.polls(slot) - before > 12)  # noqa: B023
-            # Checkpoints need no API server either.
-            eventually(lambda: last_committed(cluster) > epoch)  # noqa: B023
-            own.resume_api_server()
-            renewed = lease_time(cluster)
-            eventually(lambda: lease_time(cluster) > renewed)  # noqa: B023
-            assert cluster.processes[0].poll() is None
+def test_tasks_are_polled_without_the_api_server(cluster: Cluster) -> None:
+    slot = next(iter(cluster.fleet.tasks))
+    before = cluster.fleet.polls(slot)
+    epoch = last_committed(cluster)
+    cluster.api.pause_api_server()
+    try:
+        eventually(lambda: cluster.fleet.polls(slot) - before > 12)
+        # Checkpoints need no API server either.
+        eventually(lambda: last_committed(cluster) > epoch)
+    finally:
+        cluster.api.resume_api_server()
+    renewed = lease_time(cluster)
+    eventually(lambda: lease_time(cluster) > renewed)
+    assert cluster.processes[-1].poll() is None
 
 
 def last_committed(cluster: Cluster) -> int:

@@ -103,6 +103,7 @@ class TestProcesses:
         run.wait_sinks_advance()
         run.verify(reference)
 
+    @pytest.mark.long  # with simulated tasks: test_coordinator_api.py
     def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
         before = run.container_starts()
         run.kill_pod_processes(run.coordinator_pod())
@@ -216,6 +217,7 @@ class TestNodes:
         run.wait_redundant()
         run.verify(reference)
 
+    @pytest.mark.long  # a node that is cut off comes back in the same way, and has worked meanwhile
     def test_a_thawed_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
         node = run.task_pods("storms")[0].spec.node_name
         run.cluster.nodes[node].freeze()

@@ -79,6 +79,7 @@ def require_agreement(cluster: TaskProcesses) -> None:
 
 @pytest.mark.timeout(900)
 @pytest.mark.spark
+@pytest.mark.long  # of the pieces: test_task_moving_pieces.py; on a cluster: test_planned_moves.py
 def test_a_lost_replica_gets_its_state_from_a_partner_that_goes_on(cluster: TaskProcesses) -> None:
     cluster.poll_until(lambda: cluster.all_live() and cluster.committed_epoch() > 0, 300)
     lost, partner = cluster.replicas.values()

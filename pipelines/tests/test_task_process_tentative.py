@@ -31,10 +31,13 @@ from rekindle.streams.epochs import BatchKind
 from rekindle.streams.wire import LivePosition, ReadRequest, ReadResponse
 from rekindle.topology.model import Topology
 
-pytestmark = pytest.mark.spark
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.long,  # on a cluster: test_tentative_results.py
+]
 
-PER_SECOND = 40
-EPOCHS_OF_A_WINDOW = 25  # of 20 s of event time: 200 rows, in epochs of 8
+PER_SECOND = 30
+EPOCHS_OF_A_WINDOW = 14  # of 20 s of event time: 200 rows, in epochs of 15
 
 
 def tentative_spec(directory: Path) -> dict[str, Any]:

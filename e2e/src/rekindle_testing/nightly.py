@@ -31,7 +31,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "unit": _make("unit", f"PYTEST_ARGS={' '.join(_ALL)}"),
     "simulate": _make("simulate", "SEEDS=500"),
     "mutants": _make("mutants"),
-    "programs": _make("programs", f"PYTEST_ARGS={' '.join(_ALL)}"),
+    "programs": _make("programs", "LONG=", f"PYTEST_ARGS={' '.join(_ALL)}"),
     "cluster": _tests("cluster"),
     "kubelets": _tests("kubelet and not smoke"),
     "smoke": _make("smoke"),
