@@ -8,14 +8,16 @@ are doubled, which is always possible.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
+from rekindle.connectors.compression import open_decompressed
 from rekindle.connectors.csv_quotes import (
     CsvDialect,
     QuoteDetector,
@@ -69,7 +71,7 @@ def _read(
         skip_rows_after_names=first.empty_lines + 1 if has_generated_names else 0,
         encoding=options.encoding,
     )
-    with fs.open(path, "rb", compression="infer") as f:
+    with open_decompressed(fs, path, where) as f:
         detector = QuoteDetector(f, dialect, ascii_compatible=options.encoding == UTF_8)
         try:
             yield from pa_csv.open_csv(
@@ -83,7 +85,7 @@ def _read(
     if detector.needs_check:
         # As latin-1, because columns that are not read may hold invalid UTF-8.
         encoding = "latin-1" if options.encoding == UTF_8 else options.encoding
-        with fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as lines:
+        with _open_text(fs, path, encoding, where) as lines:
             require_closed_quotes(lines, where, dialect)
 
 
@@ -229,7 +231,7 @@ def _read_first_row(
     """The first row, checked; None if the file has no row. Raises SchemaMismatch."""
     encoding = "utf-8-sig" if options.encoding == UTF_8 else options.encoding
     with (
-        fs.open(path, "rt", compression="infer", encoding=encoding, newline="") as f,
+        _open_text(fs, path, encoding, where) as f,
         nullcontext() if options.header else without_csv_field_limit(),  # column names are short
     ):
         lines = _without_bom(_bounded_lines(f, where))
@@ -252,6 +254,15 @@ def _read_first_row(
             f"of the file{_delimiter_hint(first.values, dialect)}"
         )
     return first
+
+
+@contextmanager
+def _open_text(fs: Any, path: str, encoding: str, where: str) -> Iterator[io.TextIOWrapper]:
+    with (
+        open_decompressed(fs, path, where) as file,
+        io.TextIOWrapper(file, encoding, newline="") as text,
+    ):
+        yield text
 
 
 def _bounded_lines(file: Any, where: str) -> Iterator[str]:

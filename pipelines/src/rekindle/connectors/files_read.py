@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import gzip
 import io
-import lzma
-import zipfile
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, assert_never
 
 import fsspec
@@ -23,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rekindle.connectors.compression import DECOMPRESSION_ERRORS, open_decompressed
 from rekindle.connectors.conversions import TextRules, convert_to_field
 from rekindle.connectors.csv_reading import read_csv, require_columns
 from rekindle.connectors.json_reading import read_json_lines
@@ -36,9 +34,9 @@ BATCH_ROWS = 65_536
 _BUFFER_BYTES = 256 << 10
 _DICTIONARY_ROWS = 64
 """How many rows are read to get the dictionary of a column, which any batch contains as a whole."""
-_SHOWN_ENTRIES = 3
+_TOO_LARGE = ("overflow", "capacity", "not implemented for chunked")
+"""In errors of Arrow about a column of more than 2 GiB."""
 _PARSER_ERRORS = (ValueError, csv.Error, pa.ArrowException)
-_DECOMPRESSION_ERRORS = (EOFError, zlib.error, gzip.BadGzipFile, lzma.LZMAError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +158,7 @@ def source_errors(where: str) -> Iterator[None]:
         raise
     except UnicodeDecodeError as e:
         raise SourceFailed(f"{where}: some text is not UTF-8; write the file in UTF-8") from e
-    except _DECOMPRESSION_ERRORS as e:
+    except DECOMPRESSION_ERRORS as e:
         raise SourceFailed(
             f"{where}: {_message(e)}; the file is damaged or incomplete: copy it again"
         ) from e
@@ -190,10 +188,8 @@ def _batches(
         return
     match options.format:
         case "csv":
-            _require_one_entry(fs, path, where)
             raw = numbered(read_csv(fs, path, options, schema, where))
         case "json":
-            _require_one_entry(fs, path, where)
             raw = numbered(_json_batches(fs, path, schema, where))
         case "parquet":
             raw = _parquet_batches(fs, path, schema, where, groups, first_row)
@@ -211,20 +207,6 @@ def numbered(batches: Iterator[pa.RecordBatch]) -> NumberedBatches:
     for batch in batches:
         yield row, batch
         row += batch.num_rows
-
-
-def _require_one_entry(fs: Any, path: str, where: str) -> None:
-    """fsspec reads the first file of a zip archive and ignores the others."""
-    if not path.lower().endswith(".zip"):
-        return
-    with fs.open(path, "rb") as f, zipfile.ZipFile(f) as archive:
-        names = archive.namelist()
-    if len(names) != 1:
-        listed = f": {', '.join(names[:_SHOWN_ENTRIES])}" if names else ""
-        raise SchemaMismatch(
-            f"{where}: the archive has {len(names)} entries{listed}; a zip archive of a source has "
-            "one file and no folder: unpack it"
-        )
 
 
 def converted(
@@ -247,9 +229,7 @@ def decode_json(data: bytes, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def _json_batches(fs: Any, path: str, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
-    def opened() -> Any:
-        return fs.open(path, "rb", compression="infer")
-
+    opened = partial(open_decompressed, fs, path, where)
     yield from read_json_lines(opened, schema, BLOCK_BYTES, where)
 
 
@@ -306,7 +286,11 @@ def _compressed_bytes(group: pq.RowGroupMetaData, columns: set[str]) -> int:
 
 def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(file, coerce_int96_timestamp_unit="us")  # all of INT96's times fit
+        return pq.ParquetFile(
+            file,
+            coerce_int96_timestamp_unit="us",  # all of INT96's times fit
+            page_checksum_verification=True,
+        )
     except pa.ArrowInvalid as e:
         raise SchemaMismatch(
             f"{where}: is not a complete Parquet file; correct the source's format, or copy the "
@@ -363,15 +347,23 @@ def _longest(array: pa.Array) -> int:
 
 @contextlib.contextmanager
 def _row_group_errors(where: str, file: pq.ParquetFile, group: int) -> Iterator[None]:
-    """Adds the row group and its size to errors of Arrow: probably a column of it is too large."""
+    """Adds the row group and its size to errors of Arrow, and what to do."""
     try:
         yield
-    except (pa.ArrowException, MemoryError) as e:
+    except (pa.ArrowException, OSError, MemoryError) as e:
+        if isinstance(e, OSError) and (type(e) is not OSError or e.errno is not None):
+            raise  # of the store; Arrow's own have no number
+        is_too_large = isinstance(e, MemoryError) or any(word in str(e) for word in _TOO_LARGE)
         found = file.metadata.row_group(group)
+        advice = (
+            "a column of one batch holds at most 2 GiB and has to fit into memory: write the file "
+            "with smaller row groups"
+            if is_too_large
+            else "the file is damaged, or has a type that Arrow cannot read: write it again"
+        )
         raise SchemaMismatch(
             f"{where}: row group {group} ({found.num_rows:,} rows, "
-            f"{found.total_byte_size / 2**20:,.0f} MiB): {_message(e)}; a column of one batch "
-            "holds at most 2 GiB and has to fit into memory: write the file with smaller row groups"
+            f"{found.total_byte_size / 2**20:,.0f} MiB): {_message(e)}; {advice}"
         ) from e
 
 

@@ -16,8 +16,8 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from fsspec.utils import infer_compression
 
+from rekindle.connectors.compression import is_named_as_compressed
 from rekindle.connectors.csv_reading import parse_csv_block, read_csv_blocks
 from rekindle.connectors.files_read import (
     NumberedBatches,
@@ -53,7 +53,7 @@ def scan_blocks(
     NotReadableInBlocks if the file cannot be read in blocks, or a line has more than
     `max_line_bytes`; SourceFailed."""
     where = f"source {source}: {path}"
-    if infer_compression(path) is not None:
+    if is_named_as_compressed(path):
         raise NotReadableInBlocks(f"{where}: it is compressed")
     with source_errors(where):
         raw = numbered(_scanned(fs, path, options, schema, where, max_line_bytes, found))
