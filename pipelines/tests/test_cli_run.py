@@ -182,17 +182,20 @@ def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
         dropped={"w": DroppedRows(late=3, null_event_time=0), "x": DroppedRows()},
         epochs=10,
         seconds=1.5,
+        ends_early=True,
     )
     stream = io.StringIO()
     print_result(stream, "t", result)
-    title, heading, first, second, dropped = stream.getvalue().splitlines()
+    title, heading, first, second, cut, dropped = stream.getvalue().splitlines()
     assert title.rstrip() == "t: 10 epochs in 1.5 s"
     assert heading.split() == ["query", "rows", "epochs", "with", "rows", "output"]
     assert first.split() == ["alarms", "12,345", "7", url]
     assert second.split() == ["q", "0", "0", *["not", "stored:", "give", "--output"]]
+    assert cut.startswith("the run ended with epoch 9, before the end of the input: windows")
     assert dropped == "operator w dropped 3 late rows, and 0 without event time"
 
 
+@pytest.mark.process
 def test_the_first_line_comes_before_what_takes_time(tmp_path: Path) -> None:
     code = (
         "import sys, rekindle.cli\n"

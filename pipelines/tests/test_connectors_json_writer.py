@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rekindle.connectors import json_writer
-from rekindle.connectors.json_lines import json_line
+from rekindle.connectors.json_lines import json_line, json_value, parse_objects
 from rekindle.connectors.json_writer import UnencodableValue, encode_lines
 
 _DECIMAL = decimal.Context(prec=20)
@@ -106,3 +106,11 @@ def test_what_is_under_a_null_does_not_matter() -> None:
     assert encode_lines(pa.table({"t": hidden})) == (
         b'{"t":null}\n{"t":"1970-01-01T00:00:00.000001"}\n'
     )
+
+
+def test_decimals_have_no_exponent() -> None:
+    numbers = [decimal.Decimal("0E-18"), decimal.Decimal("-1E-18"), decimal.Decimal("12E+2")]
+    rows = pa.table({"d": pa.array(numbers, pa.decimal128(38, 18))})
+    texts = [line["d"] for line in parse_objects(encode_lines(rows))]
+    assert texts == ["0." + "0" * 18, "-0." + "0" * 17 + "1", "1200." + "0" * 18]
+    assert [json_value(number) for number in numbers] == [f'"{number:f}"' for number in numbers]

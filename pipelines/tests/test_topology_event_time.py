@@ -104,6 +104,28 @@ def test_speedup_needs_event_time_or_an_order_by_times(kind: str, timed: bool) -
     assert found == ([] if timed else [("spec.sources[0].files.speedup", "NoEventTime")])
 
 
+@pytest.mark.parametrize(
+    ("data_type", "sortable"),
+    [
+        ("BINARY", True),
+        ("STRUCT<a: BIGINT, b: STRUCT<c: DATE>>", True),
+        ("ARRAY<BIGINT>", False),
+        ("STRUCT<a: BIGINT, b: STRUCT<c: ARRAY<DATE>>>", False),
+    ],
+)
+def test_rows_are_ordered_by_what_can_be_sorted(data_type: str, sortable: bool) -> None:
+    files = {**source()["files"], "orderBy": "k"}
+    spec = load_spec(
+        topology_spec(
+            [source(schema=f"k {data_type}, t TIMESTAMP", eventTime={"column": "t"}, files=files)],
+            [],
+            [query("q", "s")],
+        )
+    )
+    found = [(p.path, p.reason) for p in validate(spec, "t", skip_cluster_checks=True)]
+    assert found == ([] if sortable else [("spec.sources[0].files.orderBy", "InvalidValue")])
+
+
 TWO_TIMES = "k STRING, u TIMESTAMP, t TIMESTAMP"
 
 

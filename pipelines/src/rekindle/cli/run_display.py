@@ -151,6 +151,11 @@ def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None
         url = result.urls.get(query, "not stored: give --output")
         table.add_row(query, f"{rows:,}", f"{epochs:,}", url)
     console.print(table)
+    if result.ends_early and result.dropped:
+        console.print(
+            f"the run ended with epoch {result.epochs - 1}, before the end of the input: windows "
+            "that were open then are not written"
+        )
     for operator, dropped in result.dropped.items():
         if dropped.late or dropped.null_event_time:
             console.print(

@@ -77,4 +77,4 @@ def _duration(epochs: int, opened: SourcesOpened) -> str:
 
 
 def _iso(time_us: int) -> str:
-    return str(np.datetime64(time_us, "us").astype("datetime64[s]"))
+    return str(np.datetime64(time_us // 1_000_000, "s"))

@@ -66,7 +66,7 @@ def _jsonable(value: Any) -> Any:
         case float():
             return value + 0.0  # −0.0 becomes 0.0
         case decimal.Decimal():
-            return str(value)
+            return f"{value:f}"
         case bytes():
             return base64.b64encode(value).decode()
         case _:

@@ -96,7 +96,7 @@ def _non_null(array: pa.Array) -> pa.Array:
     if types.is_date32(data_type):
         return _dates(array.cast(pa.int32()).cast(pa.int64()))
     if types.is_decimal(data_type):
-        return _by_value(array, lambda value: f'"{value}"')
+        return _by_value(array, lambda value: f'"{value:f}"')
     if types.is_binary(data_type) or types.is_large_binary(data_type):
         return _by_value(array, lambda value: f'"{base64.b64encode(value).decode()}"')
     if types.is_struct(data_type) and data_type.num_fields:

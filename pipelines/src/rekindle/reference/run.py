@@ -105,7 +105,7 @@ OnRunEvent = Callable[[RunEvent], None]
 @dataclass(frozen=True, slots=True)
 class ReferenceResult:
     """`rows`, `epochs_with_rows`, `urls` of the output: by query; `dropped`: by window operator;
-    `seconds`: without the start of Spark."""
+    `seconds`: without the start of Spark; `ends_early`: before the end of an input."""
 
     rows: dict[str, int]
     epochs_with_rows: dict[str, int]
@@ -113,6 +113,7 @@ class ReferenceResult:
     dropped: dict[str, DroppedRows]
     epochs: int
     seconds: float
+    ends_early: bool
 
 
 def run_reference(
@@ -175,6 +176,7 @@ def run_reference(
         dropped=execution.dropped,
         epochs=last + 1,
         seconds=seconds,
+        ends_early=any(s.last_epoch is None or last < s.last_epoch for s in sources.values()),
     )
 
 

@@ -92,6 +92,16 @@ def is_nested(data_type: DataType | None) -> bool:
     return isinstance(data_type, Array | Struct)
 
 
+def is_sortable(data_type: DataType | None) -> bool:
+    match data_type:
+        case Array():
+            return False
+        case Struct(fields):
+            return all(is_sortable(field.type) for field in fields)
+        case _:
+            return True
+
+
 def type_to_ddl(data_type: DataType | None) -> str:
     """A type in Spark's DDL; the inverse of `rekindle.topology.sql.ddl.ddl_to_schema`."""
     match data_type:

@@ -110,7 +110,8 @@ class EventTimeSpec(Spec):
     """Computes the column from [the columns of the files](topology.md#event-time):
     `to_timestamp(started, 'dd/MM/yyyy HH:mm')`."""
     lateness: Duration = 0
-    """How much older than the newest row a row may be. Windows close this much later."""
+    """How much older than the newest row a row may be. Windows close this much later.
+    [Counted from epoch to epoch](topology.md#late-rows)."""
     idle_after: Duration | None = None
     """Time after which a source without rows no longer holds windows open."""
 

@@ -14,7 +14,7 @@ from rekindle.errors import Problem
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions
 from rekindle.topology.problems import nearest
 from rekindle.topology.schema import Field as SchemaField
-from rekindle.topology.schema import Scalar, Schema
+from rekindle.topology.schema import Scalar, Schema, is_sortable, type_to_ddl
 
 UTF_8: Final = "UTF-8"
 Encoding = Literal[
@@ -145,7 +145,11 @@ class FilesSourceSpec(SourceOptions):
             what, hint = f"unknown column {column}", nearest(column, schema.names)
             yield Problem(f"{path}.orderBy", "UnknownColumn", what, hint)
             return
-        is_time = schema.field(column).type in (Scalar.TIMESTAMP, Scalar.DATE)
+        data_type = schema.field(column).type
+        if not is_sortable(data_type):
+            what = f"rows cannot be ordered by {column}, a {type_to_ddl(data_type)}"
+            yield Problem(f"{path}.orderBy", "InvalidValue", what, "name a column without ARRAY")
+        is_time = data_type in (Scalar.TIMESTAMP, Scalar.DATE)
         timed = event_time is not None or is_time
         if self.speedup is not None and not timed:
             what = f"speedup needs a column of times, and {column} is no TIMESTAMP or DATE"
