@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import socketserver
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ CLUSTER = str(os.getpid())  # clusters are named by their process ids
 @pytest.fixture
 def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(DIRECTORY_VARIABLE, str(tmp_path / "run"))
+    # How often a server looks whether it is to end.
+    monkeypatch.setattr(socketserver.BaseServer.serve_forever, "__defaults__", (0.02,))
     return runtime_directory()
 
 

@@ -74,6 +74,7 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.process
 def test_a_folder_arrives_in_several_config_maps(
     core: Core, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -86,6 +87,7 @@ def test_a_folder_arrives_in_several_config_maps(
     assert (core.maps, core.phases) == ({}, {})
 
 
+@pytest.mark.process
 def test_a_single_file_replaces_the_one_before(core: Core, volume: Volume, tmp_path: Path) -> None:
     for content in (b"first", b"second"):
         _write(tmp_path / "local/rows.json", content)
@@ -93,6 +95,7 @@ def test_a_single_file_replaces_the_one_before(core: Core, volume: Volume, tmp_p
     assert (core.root / "rows.json").read_bytes() == b"second"
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("part_bytes", [60, 10_000])
 def test_a_read_folder_is_as_on_the_volume(
     core: Core, volume: Volume, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
@@ -111,11 +114,13 @@ def test_a_read_folder_is_as_on_the_volume(
     assert volume.entries() == ["t"]
 
 
+@pytest.mark.process
 def test_a_folder_that_is_not_there_is_empty(volume: Volume, tmp_path: Path) -> None:
     volume.read("nothing", tmp_path / "local")
     assert not (tmp_path / "local/nothing").exists()
 
 
+@pytest.mark.process
 def test_a_volume_is_moved_and_cleared(core: Core, volume: Volume) -> None:
     _write(core.root / "t/checkpoints/1", b"1")
     (core.root / "lost+found").mkdir()
@@ -126,6 +131,7 @@ def test_a_volume_is_moved_and_cleared(core: Core, volume: Volume) -> None:
     assert [p.name for p in core.root.iterdir()] == ["lost+found"]
 
 
+@pytest.mark.process
 def test_a_failed_pod_shows_its_log_and_is_deleted(core: Core, volume: Volume) -> None:
     with pytest.raises(TransferError, match="FileNotFoundError"):
         volume.move("missing", "other")

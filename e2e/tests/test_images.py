@@ -270,6 +270,7 @@ def wait_for_end(pid: int) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.process
 def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     with pytest.raises(ImageError, match="did not end within 1 s"):
@@ -277,6 +278,7 @@ def test_a_program_that_does_not_end_is_ended(tmp_path: Path) -> None:
     wait_for_end(int(marker.read_text()))
 
 
+@pytest.mark.process
 def test_a_program_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     command = ["sh", "-c", f"echo $$ > {marker}.new; mv {marker}.new {marker}; exec sleep 600"]

@@ -31,6 +31,7 @@ def write_spec(directory: Path, started_at: float) -> None:
     (directory / "spec.json").write_text(json.dumps({"started_at": started_at}))
 
 
+@pytest.mark.process
 def test_a_shim_that_has_just_started_is_waited_for(directory: Path) -> None:
     write_spec(directory, time.time())
     argv = [sys.executable, "-c", LATE_SHIM, str(directory)]

@@ -102,7 +102,11 @@ def test_follow_misses_nothing_of_a_rotation_while_it_sends(tmp_path: Path) -> N
     assert asyncio.run(follow()) == [b"a\n", b"b\n", b"c\n", b"d\n"]
 
 
-def test_follow_continues_after_a_rotation_until_the_end(tmp_path: Path) -> None:
+def test_follow_continues_after_a_rotation_until_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_POLL_S", 0.06)
+
     async def follow() -> list[bytes]:
         log = Log(tmp_path / "log", limit_bytes=400)
         over = False
@@ -114,7 +118,7 @@ def test_follow_continues_after_a_rotation_until_the_end(tmp_path: Path) -> None
             nonlocal over
             while len(seen) < 20:
                 log.add("stdout", b"line %d\n" % next(numbers))
-                await asyncio.sleep(0.06)
+                await asyncio.sleep(0.02)
             log.close()
             over = True
 

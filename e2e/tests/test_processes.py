@@ -60,6 +60,7 @@ def test_a_missing_program_is_a_process_error(tmp_path: Path) -> None:
         children.start("gone", [str(tmp_path / "gone")])
 
 
+@pytest.mark.process
 def test_kill_9_of_the_parent_leaves_nothing_running(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path\n"

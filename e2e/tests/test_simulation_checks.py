@@ -30,6 +30,7 @@ def cluster() -> Iterator[SimulatedCluster]:
     made.end()
 
 
+@pytest.mark.simulated
 def test_tasks_and_coordinator_work_without_faults(cluster: SimulatedCluster) -> None:
     assert cluster.coordinator is not None
     tasks = {slot.key: pod.name for slot, pod in cluster.pods.items()}
@@ -37,6 +38,7 @@ def test_tasks_and_coordinator_work_without_faults(cluster: SimulatedCluster) ->
     assert {slot: cluster.working.find(slot) for slot in expected} == expected
 
 
+@pytest.mark.simulated
 def test_a_pod_that_works_may_not_be_deleted(cluster: SimulatedCluster) -> None:
     """It works if it is needed, has been ready for a while, and responds to whoever would report it
     lost (`rekindle_testing.simulation.working`)."""
@@ -48,6 +50,7 @@ def test_a_pod_that_works_may_not_be_deleted(cluster: SimulatedCluster) -> None:
         cluster.scheduler.run_until(cluster.scheduler.now)
 
 
+@pytest.mark.simulated
 def test_a_pod_that_cannot_be_reached_does_not_count(cluster: SimulatedCluster) -> None:
     assert cluster.coordinator is not None
     own_node = cluster.network.node_of[cluster.coordinator.address]

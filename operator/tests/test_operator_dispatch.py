@@ -102,6 +102,7 @@ def test_calls_that_hang_delay_no_other_topology(doer: Doer) -> None:
     assert sorted(doer.done) == sorted(s.key for s in others)
 
 
+@pytest.mark.process  # in each example, calls hang for real
 @given(
     hanging=st.lists(st.integers(1, 4), min_size=1, max_size=8),
     good=st.integers(1, 3),

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from rekindle_testing.fixtures.bad_manifests import bad_manifests, good_manifest
 
 CODE = """
@@ -30,6 +32,7 @@ SAMPLE = 20
 are found by reading the code."""
 
 
+@pytest.mark.process
 def test_the_operator_loads_neither_arrow_nor_numpy() -> None:
     manifests = [good_manifest(), *(bad.manifest for bad in [*bad_manifests()][::SAMPLE])]
     specs = json.dumps([manifest["spec"] for manifest in manifests], default=str)

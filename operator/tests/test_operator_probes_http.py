@@ -50,12 +50,18 @@ class Probed:
                 assert not thread.is_alive()
 
 
-@pytest.fixture
-def probed() -> Iterator[Probed]:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Probed]:
     found = Probed()
     yield found
     found.server.shutdown()
     found.server.server_close()
+
+
+@pytest.fixture
+def probed(server: Probed) -> Iterator[Probed]:
+    yield server
+    server.before_response = lambda: None
 
 
 def test_probes_respond(probed: Probed) -> None:

@@ -52,9 +52,10 @@ T = TypeVar("T")
 
 
 @pytest.fixture(autouse=True)
-def many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+def many_objects_and_short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_module, "OBJECT_BYTES", 1)
     monkeypatch.setattr(compaction, "PAGE_ROWS", 4)
+    monkeypatch.setattr(fetching, "_BACKOFF", BackoffPolicy(first_s=0.02, longest_s=0.05))
 
 
 class World:
@@ -201,7 +202,7 @@ def test_a_lazy_restore_gives_the_same_bits(
 
 
 def test_epochs_do_not_read_the_base(world: World) -> None:
-    state = world.restore(world.save(fill(world, 200), 2))
+    state = world.restore(world.save(fill(world, 80), 2))
     for number in range(3, 40):
         rows = [(f"{g}", 0, number, 1, 0.1, g, 1.0, 1.0, "x") for g in range(number % 7)]
         state = advance(SHAPE, state, table(rows), [(number, -100, -100)], world.files).state
@@ -213,7 +214,7 @@ def test_epochs_do_not_read_the_base(world: World) -> None:
 
 def test_the_first_save_of_a_restored_replica_refers_to_the_entry(world: World) -> None:
     """It needs none of the objects for that."""
-    state = world.restore(world.save(fill(world, 200), 2))
+    state = world.restore(world.save(fill(world, 80), 2))
     assert world.entry is not None
     before = world.entry.objects["op"]
     rows = table([("a", 0, 3, 1, 0.1, 1, 1.0, 1.0, "x")])
@@ -227,7 +228,7 @@ def test_the_first_save_of_a_restored_replica_refers_to_the_entry(world: World) 
 
 def test_replicas_that_save_in_turn_share_what_was_restored(world: World) -> None:
     """The committed entry is the other's, which compacted a page; all others are shared."""
-    first = fill(world, 200)
+    first = fill(world, 80)
     name = world.save(first, 2)
     assert world.entry is not None
     shared = set(world.entry.objects["op"])
@@ -246,7 +247,7 @@ def test_replicas_that_save_in_turn_share_what_was_restored(world: World) -> Non
 
 
 def test_a_save_reads_what_it_has_to_write_again(world: World) -> None:
-    state = world.restore(world.save(fill(world, 50), 2))
+    state = world.restore(world.save(fill(world, 30), 2))
     world.entry = None  # another replica's objects are committed
     name = world.save(state, 3)
     assert world.fetch is not None
@@ -255,11 +256,11 @@ def test_a_save_reads_what_it_has_to_write_again(world: World) -> None:
 
 
 def test_a_window_that_closes_reads_its_own_panes(world: World) -> None:
-    state = compact_all(SHAPE.run_shape, fill(world, 50, panes=8))
+    state = compact_all(SHAPE.run_shape, fill(world, 24, panes=8))
     shape = shape_of(1)
     state = world.restore(world.save(state, 2))
     closed = advance(shape, state, None, [(3, -100, SLIDE)], world.files)
-    assert closed.closed.num_rows == 50
+    assert closed.closed.num_rows == 24
     assert world.fetch is not None
     # What is missing belongs to the other seven panes.
     assert 0 < len(world.reads) < 1.5 * len(world.fetch.unfetched) / 7
@@ -280,7 +281,7 @@ def test_objects_of_the_first_windows_to_close_are_fetched_first(world: World) -
 
 
 def test_runs_that_are_dropped_are_not_fetched(world: World) -> None:
-    state = world.restore(world.save(fill(world, 50, panes=2), 2))
+    state = world.restore(world.save(fill(world, 30, panes=2), 2))
     fetch = world.fetch
     assert fetch is not None
     state = advance(SHAPE, state, None, [(3, -100, 1000)], world.files).state
@@ -294,11 +295,8 @@ def test_runs_that_are_dropped_are_not_fetched(world: World) -> None:
 # -- failures ------------------------------------------------------------------------------------
 
 
-def test_a_failure_is_reported_and_tried_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fetching, "_BACKOFF", BackoffPolicy(first_s=0.1, longest_s=0.2))
-    state = world.restore(world.save(fill(world, 50), 2))
+def test_a_failure_is_reported_and_tried_again(world: World) -> None:
+    state = world.restore(world.save(fill(world, 30), 2))
     fetch = world.fetch
     assert fetch is not None
     world.faults = [OSError("busy")] * 6
@@ -385,7 +383,7 @@ class Nowhere:
 def test_an_object_that_is_found_lost_late_is_not_retried(
     world: World, tmp_path: Path, damage: str
 ) -> None:
-    state = world.restore(world.save(fill(world, 50), 2))
+    state = world.restore(world.save(fill(world, 30), 2))
     files = sorted((tmp_path / "store/u/state/op").iterdir())
     content = files[1].read_bytes()
     for file in files:
@@ -408,7 +406,7 @@ def test_an_object_that_is_found_lost_late_is_not_retried(
 
 def test_one_bad_read_is_not_a_lost_state(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that was cut off on the way."""
-    saved = fill(world, 50)
+    saved = fill(world, 30)
     state = world.restore(world.save(saved, 2))
     get, cut = Store.get, list[str]()
 
@@ -453,13 +451,13 @@ def test_at_most_four_objects_are_in_memory() -> None:
 
 
 def test_an_unavailable_store_is_no_lost_state(world: World, tmp_path: Path) -> None:
-    state = world.restore(world.save(fill(world, 50), 2))
+    state = world.restore(world.save(fill(world, 30), 2))
     (tmp_path / "store").rename(tmp_path / "away")
     with pytest.raises(StoreError) as failed:
         folded(state)
     assert not isinstance(failed.value, StateLost)
     (tmp_path / "away").rename(tmp_path / "store")
-    assert folded(state).num_rows == 50
+    assert folded(state).num_rows == 30
 
 
 # -- formats -------------------------------------------------------------------------------------
@@ -467,7 +465,7 @@ def test_an_unavailable_store_is_no_lost_state(world: World, tmp_path: Path) -> 
 
 def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: World) -> None:
     """Of the release before."""
-    saved = fill(world, 50)
+    saved = fill(world, 30)
     world.save(saved, 2)
     assert world.entry is not None
     found = dict(world.entry.layouts["op"])
@@ -483,7 +481,7 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
 
 
 def test_columns_are_matched_before_the_rows_are_fetched(world: World) -> None:
-    state = world.restore(world.save(fill(world, 50), 2))
+    state = world.restore(world.save(fill(world, 30), 2))
     names = [*reversed(SHAPE.partials)]
     aligned = match_columns(replace(SHAPE, partials=tuple(names)), state, "op")
     with pytest.raises(StateMismatch, match="column p4 is string in the state and missing"):
@@ -494,7 +492,7 @@ def test_columns_are_matched_before_the_rows_are_fetched(world: World) -> None:
 
 
 def test_an_object_has_to_be_what_its_entry_describes(world: World) -> None:
-    name = world.save(fill(world, 50), 2)
+    name = world.save(fill(world, 30), 2)
     state = world.restore(name)
     run = next(state.runs())
     assert isinstance(run, RemoteRun)

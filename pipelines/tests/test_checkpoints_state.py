@@ -14,6 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from state_parts import of_runs, one_run, tables_of
 
+from rekindle.backoff import BackoffPolicy
+from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.codec import checksum, decode_entry, encode_entry, parse_state_name
 from rekindle.checkpoints.manifest import Entry
@@ -187,7 +189,10 @@ def test_the_digest_of_a_state_without_rows_is_kept(store: Store) -> None:
     assert entry.objects == {"op": ()}
 
 
-def test_damage_is_found_on_load(store: Store, tmp_path: Path) -> None:
+def test_damage_is_found_on_load(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_BACKOFF", BackoffPolicy(first_s=0.02, longest_s=0.05))
     states = StateStore(store, "u")
     ref = save(states, 9, State({"op": one_run(table("a"))}))
     (one,) = (tmp_path / "store/u/state/op").iterdir()

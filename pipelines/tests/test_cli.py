@@ -84,6 +84,7 @@ def test_a_damaged_input_of_a_run_is_reported(
     assert "in.csv.gz: Compressed file ended before" in output
 
 
+@pytest.mark.process
 def test_a_run_without_pyspark_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("k,v\na,1\n")
     manifest = run_of(tmp_path, f"file://{tmp_path}/in.csv")
@@ -226,6 +227,7 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == f"rekindle {metadata.version('rekindle')}\n"
 
 
+@pytest.mark.process
 def test_help_loads_neither_arrow_nor_sql_nor_spark() -> None:
     code = (
         "import sys, rekindle.cli\n"
@@ -259,6 +261,7 @@ def end_of_process(code: str, stdout: int) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("code", "status"), [("return 3", 3), ("raise SystemExit(2)", 2), ("return 0", 0)]
 )
@@ -267,12 +270,14 @@ def test_a_process_cleans_up_and_is_not_ended_by_the_interpreter(code: str, stat
     assert end_of_process(code, subprocess.DEVNULL) == (status, "cleaned up")
 
 
+@pytest.mark.process
 def test_an_unexpected_error_ends_a_process_in_the_same_way() -> None:
     code, errors = end_of_process("raise ZeroDivisionError('a mistake')", subprocess.DEVNULL)
     assert code == 1
     assert errors.endswith("ZeroDivisionError: a mistake\ncleaned up")
 
 
+@pytest.mark.process
 def test_output_that_cannot_be_written_is_an_error_unless_nobody_reads_it() -> None:
     with Path("/dev/full").open("w") as full:
         code, errors = end_of_process("print(1); return 0", full.fileno())
@@ -285,6 +290,7 @@ def test_output_that_cannot_be_written_is_an_error_unless_nobody_reads_it() -> N
     os.close(write_end)
 
 
+@pytest.mark.process
 def test_the_key_of_a_kubeconfig_is_not_left_in_a_file(tmp_path: Path) -> None:
     """The Kubernetes client writes what a kubeconfig contains to temporary files."""
     content, temporary = base64.b64encode(b"a key").decode(), tmp_path / "tmp"

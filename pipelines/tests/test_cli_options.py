@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from rekindle import cli
 from rekindle.cli import COMMANDS, _parser, main
 from rekindle.cli import run as run_module
 from rekindle.connectors.cuts import MAX_EPOCH
@@ -58,6 +61,14 @@ REFUSED = {
 }
 CHECKED_LATER = {("run", "--master")}
 """By the reference execution: `test_a_master_that_is_not_local_is_refused_at_once`."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_parser() -> Iterator[None]:
+    """One parser of all commands, for all values."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "_parser", functools.cache(_parser))
+        yield
 
 
 def options() -> set[tuple[str, str]]:

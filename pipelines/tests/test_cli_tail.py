@@ -348,6 +348,7 @@ def test_readers_of_added_partitions_begin() -> None:
             return
 
 
+@pytest.mark.process
 def test_a_signal_that_another_thread_takes_ends_the_reader() -> None:
     """The kernel may give it to a thread of gRPC; the main thread waits for rows meanwhile."""
     program = (

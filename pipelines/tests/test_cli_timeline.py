@@ -104,6 +104,7 @@ def test_events_of_another_release_are_left_out() -> None:
     assert changes_of(timeline_of(observed), "storm-watch") == before
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("ending", ["svg", "png"])
 def test_the_command_writes_the_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], ending: str
@@ -122,6 +123,7 @@ def test_labels_of_marks_at_one_time_are_side_by_side() -> None:
     assert label_positions([], 100) == []
 
 
+@pytest.mark.process
 def test_since_is_a_duration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     observed = Observed("running")
     out = str(tmp_path / "t.svg")

@@ -73,12 +73,13 @@ def made_columns() -> Iterator[pa.Array]:
         of_a_day = 86_400_000 if type_ == pa.date64() else 1
         yield counts(type_, [0, of_a_day, 19_000 * of_a_day, most // of_a_day * of_a_day])
     for unit, ticks in TICKS.items():
-        for zone in ZONES:
+        for zone in ZONES if unit == "us" else ZONES[::2]:
             type_ = pa.timestamp(unit, zone)
             yield counts(type_, [0, 1, -1, 1_717_198_200 * ticks, 2**63 - 1, -(2**63) + 1])
-    for type_ in (pa.string(), pa.large_string(), pa.string_view()):
-        yield pa.array(TEXTS, type_)
-    yield pa.array(TEXTS).dictionary_encode()
+    yield pa.array(TEXTS)
+    for type_ in (pa.large_string(), pa.string_view()):
+        yield pa.array(TEXTS[::4], type_)
+    yield pa.array(TEXTS[::4]).dictionary_encode()
     for type_ in (pa.binary(), pa.large_binary(), pa.binary_view()):
         yield pa.array([b"5", b"\xff", b""], type_)
     yield pa.array([b"abc", b"\xff\xff\xff"], pa.binary(3))
@@ -97,6 +98,16 @@ def made_columns() -> Iterator[pa.Array]:
 @functools.cache
 def columns() -> tuple[pa.Array, ...]:
     return tuple(made_columns())
+
+
+@functools.cache
+def read_alone(declared: pa.DataType) -> list[list[Any]]:
+    """Of each column, each value as it is read in a column of its own."""
+    field = pa.field("c", declared)
+    return [
+        [read_or_refusal(column.slice(row, 1), field) for row in range(len(column))]
+        for column in columns()
+    ]
 
 
 def value(column: pa.Array) -> Any:
@@ -153,12 +164,10 @@ def read_or_refusal(column: pa.Array, field: pa.Field) -> Any:
 
 @pytest.mark.parametrize("declared", DECLARED, ids=arrow_to_ddl)
 def test_each_type_of_a_file_is_read_exactly_or_refused(declared: pa.DataType) -> None:
-    field = pa.field("c", declared)
     read = 0
-    for column in columns():
-        for row in range(len(column)):
+    for column, found in zip(columns(), read_alone(declared), strict=True):
+        for row, got in enumerate(found):
             one = column.slice(row, 1)
-            got = read_or_refusal(one, field)
             if isinstance(got, str):
                 assert got.startswith("column c, row 7: "), column.type
                 assert f"is not a {arrow_to_ddl(declared)}; " in got, column.type
@@ -174,9 +183,8 @@ def test_each_type_of_a_file_is_read_exactly_or_refused(declared: pa.DataType) -
 def test_the_first_value_that_does_not_fit_is_named(declared: pa.DataType) -> None:
     """Also behind NULLs, and in a column whose type is not read."""
     field = pa.field("c", declared)
-    for column in columns():
-        rows = [column.slice(row, 1) for row in range(len(column))]
-        refused = [n for n, row in enumerate(rows) if isinstance(read_or_refusal(row, field), str)]
+    for column, alone in zip(columns(), read_alone(declared), strict=True):
+        refused = [n for n, got in enumerate(alone) if isinstance(got, str)]
         with_nulls = pa.concat_arrays([pa.nulls(2, column.type), column])
         found = read_or_refusal(with_nulls, field)
         if refused:

@@ -98,7 +98,7 @@ _OPTIONS: list[dict[str, Any]] = [
 
 @given(
     format=st.sampled_from(["parquet", "parquet", "csv", "json"]),
-    files=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=8), min_size=1, max_size=3),
+    files=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=5), min_size=1, max_size=3),
     options=st.sampled_from(_OPTIONS),
     in_order=st.booleans(),
     group=st.integers(1, 5),

@@ -87,7 +87,7 @@ _HOURS = st.floats(0, 6).map(lambda h: round(h, 3))
 
 
 @given(
-    hours=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=8), min_size=1, max_size=3),
+    hours=st.lists(st.lists(st.one_of(st.none(), _HOURS), max_size=5), min_size=1, max_size=3),
     options=st.sampled_from(
         [
             {},

@@ -70,7 +70,7 @@ def test_tentative_output_is_reported_with_its_newest_epoch() -> None:
 
 
 def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:
-    world = started(epochs=30)
+    world = started(epochs=15)
     _kill_all_of(world, "both")
     world.poll_rounds(4)
     assert _query(world, "q-both")["lagSeconds"] < 10

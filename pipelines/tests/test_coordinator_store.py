@@ -143,12 +143,12 @@ def test_missing_states_are_named(store: CheckpointStore, url: str) -> None:
 
 
 def test_a_call_after_a_timeout_sees_the_outcome(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = CheckpointStore(UID, timeout_s=0.2)
+    store = CheckpointStore(UID, timeout_s=0.1)
     store.use(url)
     write = ManifestStore.write
 
     def slow(self: ManifestStore, manifest: Manifest) -> bool:
-        time.sleep(0.6)
+        time.sleep(0.3)
         return write(self, manifest)
 
     monkeypatch.setattr(ManifestStore, "write", slow)

@@ -326,11 +326,11 @@ def test_an_epoch_without_rows_or_closing_windows_keeps_the_state() -> None:
 
 def test_hopping_windows_keep_a_row_for_each_pane() -> None:
     """Not one for each window: a hundred times as many."""
-    minute, names = 60_000_000, [f"key-{i}" for i in range(10)]
-    shape = replace(SHAPE, assigner=HoppingAssigner(200 * minute, minute))
+    minute, names = 60_000_000, [f"key-{i}" for i in range(5)]
+    shape = replace(SHAPE, assigner=HoppingAssigner(120 * minute, minute))
     state, before, most = EMPTY, NO_WATERMARK, 0
-    one_by_one = 200  # the epochs before are taken in calls of many
-    for first, end in pairwise([*range(0, one_by_one, 30), *range(one_by_one, 221)]):
+    one_by_one = 120  # the epochs before are taken in calls of many
+    for first, end in pairwise([*range(0, one_by_one, 30), *range(one_by_one, 131)]):
         epochs = range(first, end)
         rows = [(k, e * minute, e, 1, 1.0, 1, 1.0, 1.0, "x") for e in epochs for k in names]
         afters = [e * minute for e in epochs]
@@ -338,10 +338,10 @@ def test_hopping_windows_keep_a_row_for_each_pane() -> None:
         step = advance(shape, state, table(rows), marks)
         state, before = step.state, afters[-1]
         most = max(most, state.rows)
-        if first > 200:
-            assert step.closed.num_rows == 10
-            assert set(step.closed.column("p1").to_pylist()) == {200}
-    assert most <= 1.1 * 10 * 201
+        if first > 120:
+            assert step.closed.num_rows == 5
+            assert set(step.closed.column("p1").to_pylist()) == {120}
+    assert most <= 1.1 * 5 * 121
 
 
 def test_dropped_rows_are_counted_and_never_kept() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import boto3
 import pyarrow as pa
 import pytest
-from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 from state_parts import count_state, value_in_state
 
@@ -29,6 +28,8 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
+    from moto.server import ThreadedMotoServer  # not in processes that only collect this module
+
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     yield "http://{}:{}".format(*server.get_host_and_port())

@@ -123,6 +123,7 @@ def with_rows(last: int) -> list[int]:
     return [e for e in range(last + 1) if (e - 1) % 5 != 3]
 
 
+@pytest.mark.simulated
 @given(st.integers(0, 2**32), st.booleans())
 def test_readers_that_change_replicas_get_the_stable_results(seed: int, tentative: bool) -> None:
     random = Random(seed)

@@ -141,7 +141,7 @@ def test_an_engine_that_dies_while_idle_is_restarted(tmp_path: Path) -> None:
 
 def test_an_epoch_too_large_for_the_task_is_refused(tmp_path: Path) -> None:
     sizes = CallSizes.of(plan_memory(1024 * MIB))
-    rows = pa.table({"s": ["x" * MIB] * 100})
+    rows = pa.table({"s": pa.repeat("x" * MIB, 100)})
     epoch = EpochInput(7, watermark_before=0, watermark=0, inputs=(rows,))
     with pytest.raises(EpochTooLarge, match=r"epoch 7 \(100 rows, 100\.0 MiB\).*\d+Mi"):
         sizes.check(epoch)

@@ -54,14 +54,14 @@ def spec_of(*args: Any, **more: Any) -> TopologySpec:
 
 @st.composite
 def random_specs(draw: st.DrawFn) -> dict[str, Any]:
-    """A valid spec of up to 8 row-wise operators over up to 3 sources, every node in use."""
+    """A valid spec of up to 5 row-wise operators over up to 3 sources, every node in use."""
     sources = [
         source(f"s{i}", replicas=draw(st.integers(1, 2)), partitions=draw(st.integers(1, 3)))
         for i in range(draw(st.integers(1, 3)))
     ]
     partitions = {s["name"]: s["partitions"] for s in sources}
     operators: list[dict[str, Any]] = []
-    for at in range(draw(st.integers(0, 8))):
+    for at in range(draw(st.integers(0, 5))):
         names = draw(
             st.lists(st.sampled_from(sorted(partitions)), min_size=1, max_size=3, unique=True)
         )

@@ -54,7 +54,7 @@ partial = st.tuples(
     st.one_of(st.none(), st.text(max_size=2)),
 )
 epochs = st.lists(
-    st.tuples(st.lists(partial, max_size=8), st.integers(0, 25)), min_size=1, max_size=4
+    st.tuples(st.lists(partial, max_size=6), st.integers(0, 25)), min_size=1, max_size=4
 )
 
 
