@@ -50,7 +50,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `--dist loadgroup`, one process runs all tests of the shared control plane, and one all
     tests of a file, with what it has started."""
     for item in items:
-        group = "api" if item.get_closest_marker("api") else item.path.stem
+        shared = "api_server" in getattr(item, "fixturenames", ())
+        group = "api" if shared else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
 
 

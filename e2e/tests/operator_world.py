@@ -148,6 +148,7 @@ class World:
     def set_ready(self, *names: str) -> None:
         for name in names:
             self._set_ready(name, "True")
+        for name in names:
             wait_for(f"{name} is free of taints", partial(self._is_untainted, name))
 
     def _is_untainted(self, name: str) -> bool:

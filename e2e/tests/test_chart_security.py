@@ -18,9 +18,11 @@ import pytest
 import yaml
 from chart import CHART, VALUE_SETS, objects
 from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
 
 from rekindle import names
-from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
+from rekindle_testing.embedded.control_plane import ControlPlane
+from rekindle_testing.embedded.process_node.node_admin import ApiRefusal, JsonApi
 from rekindle_testing.embedded.toolchain import ensure_helm
 from rekindle_testing.fixtures.bad_manifests import good_manifest
 from rekindle_testing.harness.operator_process import OperatorProcess
@@ -30,6 +32,7 @@ pytestmark = pytest.mark.api
 
 SYSTEM, TEAM = "rekindle-system", "team-secure"
 ALONE = "team-alone"  # with its own release
+_TOPOLOGIES = f"/apis/{names.API_VERSION}/namespaces/{TEAM}/{names.PLURAL}"
 PERMISSIONS = Path(__file__).with_name("permissions.yaml")
 _WRITE = "WRITE_PERMISSIONS"
 _HOW = f"if they are meant: {_WRITE}=1 .venv/bin/python -m pytest {__file__} -k permissions"
@@ -44,22 +47,27 @@ _ACCOUNTS = {  # by name in the file: namespace, account
 
 
 @pytest.fixture(scope="module")
-def plane(api_server: ControlPlane) -> Iterator[ControlPlane]:
+def api(api_server: ControlPlane) -> JsonApi:
+    return JsonApi(api_server.kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def plane(api_server: ControlPlane, api: JsonApi) -> Iterator[ControlPlane]:
     """With a release for all namespaces, one for a single namespace, and a node without kubelet,
     so that the DaemonSet has a pod."""
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     for namespace in (SYSTEM, TEAM, ALONE):
-        api_server.kubectl("create", "namespace", namespace)
-        level = "pod-security.kubernetes.io/enforce=restricted"
-        api_server.kubectl("label", "namespace", namespace, level)
-    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-1"}}
-    api_server.kubectl("create", "-f", "-", stdin=json.dumps(node))
+        metadata = {"name": namespace, "labels": labels}
+        api.call("POST", "/api/v1/namespaces", {"metadata": metadata})
+    api.call("POST", "/api/v1/nodes", {"metadata": {"name": "node-1"}})
     _helm(api_server, "install", SYSTEM, str(CHART))
     _helm(api_server, "install", ALONE, str(CHART), "--set", f"watchNamespace={ALONE}")
     yield api_server
     for namespace in (SYSTEM, ALONE):
         _helm(api_server, "uninstall", namespace)
-    api_server.kubectl("delete", "node", "node-1")
-    api_server.kubectl("delete", "namespace", SYSTEM, TEAM, ALONE, "--wait=false")
+    api.call("DELETE", "/api/v1/nodes/node-1")
+    for namespace in (SYSTEM, TEAM, ALONE):
+        api.call("DELETE", f"/api/v1/namespaces/{namespace}")
 
 
 def _helm(plane: ControlPlane, verb: str, namespace: str, *more: str) -> None:
@@ -70,7 +78,7 @@ def _helm(plane: ControlPlane, verb: str, namespace: str, *more: str) -> None:
 
 @pytest.fixture(scope="module")
 def topology(
-    plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
+    plane: ControlPlane, api: JsonApi, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Any]]:
     """A topology that the operator has accepted, with all its pods."""
     account = plane.user_kubeconfig(f"system:serviceaccount:{SYSTEM}:rekindle")
@@ -83,22 +91,21 @@ def topology(
     operator = OperatorProcess(account, directory, "operator", settings)
     try:
         wait_for("the operator to lead", operator.leads, _START_S)
-        plane.kubectl("create", "-n", TEAM, "-f", "-", stdin=json.dumps(good_manifest()))
-        yield wait_for("it starts", lambda: _if_started(plane))
+        api.call("POST", _TOPOLOGIES, good_manifest())
+        yield wait_for("it starts", lambda: _if_started(api))
     finally:
         operator.stop()
     assert operator.unexpected_lines() == [], operator.log.read_text()
 
 
-def _get(plane: ControlPlane, kind: str, namespace: str, *more: str) -> Any:
-    return json.loads(plane.kubectl("get", kind, "-n", namespace, "-o", "json", *more))
+def _pods(api: JsonApi, namespace: str) -> list[dict[str, Any]]:
+    return list(api.call("GET", f"/api/v1/namespaces/{namespace}/pods")["items"])
 
 
-def _if_started(plane: ControlPlane) -> dict[str, Any] | None:
-    found: dict[str, Any] = _get(plane, "topo/good", TEAM)
+def _if_started(api: JsonApi) -> dict[str, Any] | None:
+    found = api.call("GET", f"{_TOPOLOGIES}/good")
     slots = found.get("status", {}).get("slots") or ()
-    pods = _get(plane, "pods", TEAM)["items"]
-    return found if slots and len(pods) == len(slots) else None
+    return found if slots and len(_pods(api, TEAM)) == len(slots) else None
 
 
 def _condition(topology: dict[str, Any], kind: str) -> dict[str, Any]:
@@ -110,13 +117,15 @@ def _condition(topology: dict[str, Any], kind: str) -> dict[str, Any]:
 
 def test_permissions_are_those_that_are_listed(plane: ControlPlane, topology: Any) -> None:
     """In the namespaces of the release, of topologies, and of others."""
+    anyone = _as(plane, ("default", "without-rights"))
     found: dict[str, dict[str, list[str]]] = {}
     for what, (namespace, account) in _ACCOUNTS.items():
         places = {"its own namespace": namespace, TEAM: TEAM, SYSTEM: SYSTEM, "others": "default"}
         if namespace in (TEAM, SYSTEM):
             del places[namespace]
+        user = _as(plane, (namespace, account))
         found[what] = {
-            place: sorted(_may(plane, (namespace, account), where) - _anyone(plane, where))
+            place: sorted(_may(user, where) - _may(anyone, where))
             for place, where in places.items()
         }
     if os.environ.get(_WRITE):
@@ -128,22 +137,19 @@ def test_permissions_are_those_that_are_listed(plane: ControlPlane, topology: An
     assert found == yaml.safe_load(PERMISSIONS.read_text()), _HOW
 
 
-def _anyone(plane: ControlPlane, namespace: str) -> set[str]:
-    return _may(plane, ("default", "without-rights"), namespace)
+def _as(plane: ControlPlane, account: tuple[str, str]) -> Any:
+    """A client that the API server takes for the ServiceAccount, given as namespace and name."""
+    api: Any = config.new_client_from_config(str(plane.kubeconfig))  # type: ignore[no-untyped-call]  # the client has no types for it
+    api.set_default_header("Impersonate-User", f"system:serviceaccount:{account[0]}:{account[1]}")
+    return api
 
 
-def _may(plane: ControlPlane, account: tuple[str, str], namespace: str) -> set[str]:
+def _may(api: Any, namespace: str) -> set[str]:
     """As `kubectl auth can-i --list` has it, a line for each resource."""
-    review = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectRulesReview",
-        "spec": {"namespace": namespace},
-    }
-    user = f"--as=system:serviceaccount:{account[0]}:{account[1]}"
-    answer = plane.kubectl(
-        *("create", "--validate=false", "-f", "-", "-o", "json", user), stdin=json.dumps(review)
-    )
-    status = json.loads(answer)["status"]
+    review: Any = {"spec": {"namespace": namespace}}
+    create = client.AuthorizationV1Api(api).create_self_subject_rules_review
+    answer: Any = create(review, _preload_content=False)
+    status = json.loads(answer.data)["status"]
     assert not status["incomplete"]
     verbs: dict[str, set[str]] = {}
     for rule in status["resourceRules"]:
@@ -161,19 +167,17 @@ def _may(plane: ControlPlane, account: tuple[str, str], namespace: str) -> set[s
 
 def test_the_operator_cannot_grant_more_than_it_has(plane: ControlPlane, topology: Any) -> None:
     """It may create Roles; the API server refuses those with rights that it lacks."""
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1",
-        "kind": "Role",
+    role: Any = {
         "metadata": {"name": "more"},
         "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}],
     }
-    user = f"--as=system:serviceaccount:{SYSTEM}:rekindle"
-    with pytest.raises(KubectlError, match="attempting to grant RBAC permissions"):
-        plane.kubectl("create", "-n", TEAM, "-f", "-", user, stdin=json.dumps(role))
+    operator = client.RbacAuthorizationV1Api(_as(plane, _ACCOUNTS["operator"]))
+    with pytest.raises(ApiException, match="attempting to grant RBAC permissions"):
+        operator.create_namespaced_role(TEAM, role)
 
 
-def test_tasks_get_no_token(plane: ControlPlane, topology: Any) -> None:
-    pods = _get(plane, "pods", TEAM, "-l", f"{names.LABEL_ROLE}=task")["items"]
+def test_tasks_get_no_token(api: JsonApi, topology: Any) -> None:
+    pods = [p for p in _pods(api, TEAM) if p["metadata"]["labels"][names.LABEL_ROLE] == "task"]
     assert pods
     for pod in pods:
         assert pod["spec"]["automountServiceAccountToken"] is False
@@ -183,24 +187,26 @@ def test_tasks_get_no_token(plane: ControlPlane, topology: Any) -> None:
 # --- pod security -------------------------------------------------------------
 
 
-def test_the_namespace_refuses_a_pod_that_is_not_restricted(plane: ControlPlane) -> None:
+def test_the_namespace_refuses_a_pod_that_is_not_restricted(
+    plane: ControlPlane, api: JsonApi
+) -> None:
     """Otherwise the tests below would show nothing."""
-    with pytest.raises(KubectlError, match='violates PodSecurity "restricted'):
-        plane.kubectl("run", "plain", "--image=busybox", "-n", TEAM)
+    spec = {"containers": [{"name": "plain", "image": "busybox"}]}
+    pod = {"metadata": {"name": "plain"}, "spec": spec}
+    with pytest.raises(ApiRefusal, match='violates PodSecurity "restricted'):
+        api.call("POST", f"/api/v1/namespaces/{TEAM}/pods", pod)
 
 
-def test_all_pods_of_a_topology_are_admitted(plane: ControlPlane, topology: Any) -> None:
-    pods = _get(plane, "pods", TEAM)["items"]
-    roles = {pod["metadata"]["labels"][names.LABEL_ROLE] for pod in pods}
+def test_all_pods_of_a_topology_are_admitted(api: JsonApi, topology: Any) -> None:
+    roles = {pod["metadata"]["labels"][names.LABEL_ROLE] for pod in _pods(api, TEAM)}
     assert roles == {"task", "coordinator"}
     assert _condition(topology, "Valid")["status"] == "True"
     assert _condition(topology, "Degraded")["status"] == "False"
 
 
-def test_all_pods_of_the_chart_are_admitted(plane: ControlPlane) -> None:
+def test_all_pods_of_the_chart_are_admitted(plane: ControlPlane, api: JsonApi) -> None:
     def pods(workload: str) -> list[str]:
-        listed = _get(plane, "pods", SYSTEM)["items"]
-        owners = [pod["metadata"]["ownerReferences"][0]["kind"] for pod in listed]
+        owners = [pod["metadata"]["ownerReferences"][0]["kind"] for pod in _pods(api, SYSTEM)]
         return [owner for owner in owners if owner == workload]
 
     wait_for("the operator's pods", lambda: len(pods("ReplicaSet")) == 3)
@@ -208,9 +214,7 @@ def test_all_pods_of_the_chart_are_admitted(plane: ControlPlane) -> None:
 
 
 @pytest.mark.parametrize("values", VALUE_SETS)
-def test_pods_are_admitted_with_any_values(plane: ControlPlane, values: str) -> None:
-    api: Any = config.new_client_from_config(str(plane.kubeconfig))  # type: ignore[no-untyped-call]  # the client has no types for it
-    core = client.CoreV1Api(api)
+def test_pods_are_admitted_with_any_values(plane: ControlPlane, api: JsonApi, values: str) -> None:
     workloads = [o for o in objects(values) if o["kind"] in ("Deployment", "DaemonSet")]
     assert workloads
     for workload in workloads:
@@ -218,19 +222,19 @@ def test_pods_are_admitted_with_any_values(plane: ControlPlane, values: str) -> 
         spec = {k: v for k, v in template["spec"].items() if k != "priorityClassName"}
         spec["serviceAccountName"] = "default"
         metadata = {"name": "dry", "labels": template["metadata"]["labels"]}
-        pod: Any = {"metadata": metadata, "spec": spec}
-        core.create_namespaced_pod(SYSTEM, pod, dry_run="All")
+        pod = {"metadata": metadata, "spec": spec}
+        api.call("POST", f"/api/v1/namespaces/{SYSTEM}/pods?dryRun=All", pod)
 
 
-def test_a_template_that_is_not_restricted_is_refused(plane: ControlPlane, topology: Any) -> None:
+def test_a_template_that_is_not_restricted_is_refused(api: JsonApi, topology: Any) -> None:
     """By the dry run, before any pod is created."""
     manifest = good_manifest()
     manifest["metadata"]["name"] = "loose"
     manifest["spec"]["podTemplate"] = {"spec": {"securityContext": {"runAsNonRoot": False}}}
-    plane.kubectl("create", "-n", TEAM, "-f", "-", stdin=json.dumps(manifest))
+    api.call("POST", _TOPOLOGIES, manifest)
 
     def refused() -> dict[str, Any] | None:
-        found = _get(plane, "topo/loose", TEAM)
+        found = api.call("GET", f"{_TOPOLOGIES}/loose")
         conditions = found.get("status", {}).get("conditions") or ()
         return next((c for c in conditions if (c["type"], c["status"]) == ("Valid", "False")), None)
 
