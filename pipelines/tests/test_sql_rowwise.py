@@ -194,6 +194,7 @@ def test_a_column_named_like_a_function_without_parentheses_is_a_column() -> Non
         ("SELECT n, N FROM rows", "DuplicateColumn"),
         ("SELECT n AS __n FROM rows", "ReservedColumn"),
         ("SELECT foo(n) AS x FROM rows", "UnknownFunction"),
+        ("SELECT session_window(ts, '1 hour') AS x FROM rows", "NotRowWise"),
         ("SELECT n FROM rows UNION ALL SELECT n, ts FROM rows", "UnionMismatch"),
         ("SELECT :p AS x FROM rows", "SqlDoesNotParse"),
         ("SELECT n FROM rows; SELECT n FROM rows", "SqlDoesNotParse"),
@@ -202,6 +203,30 @@ def test_a_column_named_like_a_function_without_parentheses_is_a_column() -> Non
 )
 def test_each_mistake_has_its_reason(sql: str, reason: str) -> None:
     assert reason in [f.reason for f in check(sql).problems], check(sql).problems
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "to_utc_timestamp(ts, '{}')",
+        "from_utc_timestamp(ts, '{}')",
+        "convert_timezone('{}', 'UTC', ts)",
+        "convert_timezone('{}', ts)",
+        "make_timestamp(2026, 1, 2, 3, 4, 5, '{}')",
+        "make_timestamp_ltz(2026, 1, 2, 3, 4, 5, '{}')",
+    ],
+)
+def test_time_zones_are_those_of_expressions(call: str) -> None:
+    for zone in ("Europe/Paris", "America/Coyhaique", "UTC", "Z", "+02:00", "GMT-3", "UTC+05:30"):
+        assert not check(f"SELECT {call.format(zone)} AS x FROM rows").problems
+    for zone in ("No/Such", "europe/paris", "PST", "", "../UTC"):
+        (problem,) = check(f"SELECT {call.format(zone)} AS x FROM rows").problems
+        assert (problem.reason, problem.message) == (
+            "UnknownTimeZone",
+            f"unknown time zone {zone!r}",
+        )
+    with_column = "SELECT to_utc_timestamp('2026-01-01 No/Such', s.z) AS x FROM rows"
+    assert "UnknownTimeZone" not in [p.reason for p in check(with_column).problems]
 
 
 def test_every_input_has_to_be_read() -> None:

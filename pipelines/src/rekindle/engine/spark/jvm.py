@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import IO
 
 from rekindle.engine.failure import EngineUnavailable
+from rekindle.engine.spark.time_zones import make_java_home
 from rekindle.termination import signals_blocked
 
 log = logging.getLogger(__name__)
@@ -193,6 +194,7 @@ def launch(
     `ends_with_thread`: the JVM is killed, instead of an orderly exit, if this process is killed; or
     once this thread ends."""
     directory.mkdir(parents=True, exist_ok=True)
+    home = make_java_home(spec.java, directory)
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         info = Path(scratch) / "gateway"
         process: subprocess.Popen[bytes] | None = None
@@ -205,6 +207,7 @@ def launch(
                         *spec.flags,
                         *spec.archive_flags,
                         f"-Djava.io.tmpdir={directory}",
+                        f"-Djava.home={home}",
                         "-cp",
                         spec.class_path,
                         MAIN,

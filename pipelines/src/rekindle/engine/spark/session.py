@@ -17,11 +17,11 @@ import tempfile
 from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.memory import MemoryPlan, plan_memory
-from rekindle.engine.spark import cds
+from rekindle.engine.spark import cds, time_zones
 from rekindle.engine.spark.jvm import Jvm, JvmSpec, find_jars, find_java, launch
 
 if TYPE_CHECKING:
@@ -123,7 +123,19 @@ def start_session(
     # search all jars for the class.
     java_import(session._jvm, "org.apache.spark.sql.api.python.PythonSQLUtils")
     session.sparkContext.setLogLevel(user_conf.get("spark.log.level", "WARN"))
+    _require_time_zones(session)
     return session
+
+
+def _require_time_zones(session: SparkSession) -> None:
+    """Results depend on them."""
+    jvm: Any = session.sparkContext._jvm
+    found = jvm.java.time.zone.ZoneRulesProvider.getVersions("UTC").firstKey()
+    if found != time_zones.RELEASE:
+        raise EngineUnavailable(
+            f"the JVM has the time zones {found} instead of {time_zones.RELEASE}: leave java.home "
+            "out of sparkConf"
+        )
 
 
 def jvm_spec(conf: Mapping[str, str] | None = None, memory: MemoryPlan | None = None) -> JvmSpec:

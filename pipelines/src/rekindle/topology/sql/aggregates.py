@@ -31,6 +31,7 @@ from rekindle.topology.sql import functions
 from rekindle.topology.sql.casts_without_date import check_casts_without_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.inference import infer_types, unsupported_type
+from rekindle.topology.sql.time_zones import check_zones
 from rekindle.topology.sql.tokens import (
     DIALECT,
     MAX_DEPTH,
@@ -89,7 +90,10 @@ def parse_aggregates(text: str) -> tuple[Aggregate, ...]:
     if depth(tree, count_operator_chains=True) > MAX_DEPTH:
         raise InvalidSql([too_deep()])
     problems = (
-        check_functions(text, tree, ()) + check_casts_without_date(text, tree) + _unsupported(text)
+        check_functions(text, tree, ())
+        + check_casts_without_date(text, tree)
+        + check_zones(tree)
+        + _unsupported(text)
     )
     items: list[Aggregate] = []
     for item in tree.expressions:

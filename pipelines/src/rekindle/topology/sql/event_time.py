@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-import zoneinfo
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from typing import NoReturn, assert_never
 
 from rekindle.errors import Problem
-from rekindle.topology.problems import InvalidSql, did_you_mean, nearest
+from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.schema import (
     DataType,
     Scalar,
@@ -29,6 +27,7 @@ from rekindle.topology.schema import (
     type_to_ddl,
 )
 from rekindle.topology.sql.time_formats import TimeFormat, parse_format
+from rekindle.topology.sql.time_zones import find_zone, unknown_zone
 
 _UNIT_US_BY_FUNCTION = {
     "timestamp_seconds": 1_000_000,
@@ -44,8 +43,6 @@ _TOKEN = re.compile(
 _CALL = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)\s*\(")
 _QUOTED = re.compile(r"'[^']*'|`[^`]*`")
 _FUNCTIONS_OF_PARTS = ("make_timestamp", "make_date", "make_timestamp_ltz")
-_ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
-_OFFSET = re.compile(r"(?P<sign>[+-])(?P<hours>\d{2}):(?P<minutes>\d{2})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,21 +285,10 @@ def _local(arguments: Sequence[Expression]) -> LocalTime:
 
 
 def _zone(name: str) -> dt.tzinfo:
-    offset = _OFFSET.fullmatch(name)
-    if offset is not None:
-        hours, minutes = int(offset["hours"]), int(offset["minutes"])
-        if hours <= 18 and minutes < 60:
-            delta = dt.timedelta(hours=hours, minutes=minutes)
-            return dt.timezone(-delta if offset["sign"] == "-" else delta)
-    try:
-        if not _ZONE.fullmatch(name):
-            raise ValueError(name)
-        # From the package tzdata, which is the same for all tasks, not from the machine's files.
-        with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as rules:
-            return zoneinfo.ZoneInfo.from_file(rules, key=name)
-    except (ValueError, OSError):
-        hint = did_you_mean(name, zoneinfo.available_timezones())
-        _refuse(f"unknown time zone {name!r}", hint or "write it like Europe/Paris or +02:00")
+    zone = find_zone(name)
+    if zone is None:
+        raise InvalidSql([unknown_zone(name)])
+    return zone
 
 
 def _shown(part: Expression) -> str:

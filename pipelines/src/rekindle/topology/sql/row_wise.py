@@ -26,6 +26,7 @@ from rekindle.topology.sql.columns import (
     copied_columns,
     output_columns,
 )
+from rekindle.topology.sql.time_zones import check_zones
 from rekindle.topology.sql.tokens import calls, check_functions, parse
 
 _PER_ROW = "sql works row by row"
@@ -86,6 +87,7 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
         _check_calls(sql)
         + check_functions(sql, tree, columns)
         + check_casts_without_date(sql, tree)
+        + check_zones(tree)
     )
     reads: list[str] = []
     outputs: list[list[Field] | None] = []
@@ -204,6 +206,9 @@ def _check_calls(sql: str) -> list[Problem]:
             found.append(
                 Problem("", "NotRowWise", what, "use an operator with window and aggregate")
             )
+        elif call.name == "session_window":
+            what = "session_window() looks at other rows"
+            found.append(Problem("", "NotRowWise", what, "sessions are not supported yet"))
         elif call.name in functions.ANALYTIC:
             what = f"{call.name}() looks at other rows; {_PER_ROW}"
             found.append(Problem("", "NotRowWise", what, "use an operator with window"))
