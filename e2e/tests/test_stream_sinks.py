@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import threading
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from cluster_types import every_cluster_type_kubelet_marked_long, storms_topology
+from tail_process import Tail, expected_rows
 
-from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import run_reference
 from rekindle_testing.harness.run import Run
-from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
 
 EPOCHS = 15
-Rows = dict[tuple[int, int], list[str]]  # by partition and epoch, as JSON
 
 
 @pytest.fixture(scope="module")
@@ -38,66 +28,6 @@ def streamed(name: str) -> dict[str, Any]:
     (query,) = document["spec"]["queries"]
     query["sink"] = {"stream": {"retain": "8Mi"}}
     return document
-
-
-class Tail:
-    """`rekindle tail --json`, and what it has printed."""
-
-    def __init__(self, cluster: Cluster, topology: str, query: str) -> None:
-        command = [sys.executable, "-m", "rekindle.cli", "tail", topology, query, "--json"]
-        self.process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"KUBECONFIG": str(cluster.kubeconfig)},
-        )
-        self.lines: list[dict[str, Any]] = []
-        self._thread = threading.Thread(target=self._read, daemon=True)
-        self._thread.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(json.loads(line))
-
-    @property
-    def newest(self) -> int:
-        return max((line["epoch"] for line in self.lines[-1:]), default=-1)
-
-    def wait(self, epoch: int) -> None:
-        def is_there() -> bool:
-            assert self.process.poll() is None, self.end()
-            return self.newest >= epoch
-
-        wait_for(f"epoch {epoch} from rekindle tail", is_there, 180)
-
-    def end(self) -> str:
-        """What it has written to stderr."""
-        assert self.process.stderr is not None
-        self.process.send_signal(signal.SIGINT)
-        self.process.wait(30)
-        self._thread.join(10)
-        return self.process.stderr.read()
-
-    def rows(self, through: int) -> Rows:
-        found: Rows = defaultdict(list)
-        for line in self.lines:
-            assert line["kind"] == "STABLE"
-            if line["epoch"] <= through:
-                found[line["partition"], line["epoch"]].append(json.dumps(line["row"]))
-        return dict(found)
-
-
-def expected_rows(directory: Path, through: int) -> Rows:
-    found: Rows = {}
-    for path in directory.glob("*.parquet"):
-        name = parse_name(path.name)
-        assert name is not None
-        if name.epoch <= through:
-            rows = pq.read_table(path).to_pylist()
-            found[name.partition, name.epoch] = [json.dumps(r, default=str) for r in rows]
-    return found
 
 
 @every_cluster_type_kubelet_marked_long

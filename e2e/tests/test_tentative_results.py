@@ -1,5 +1,6 @@
 """A query with a finite `maxDelay` loses an input on a real cluster: it goes on without it, says
-so, and is corrected. Its sink gets what a run without failures would have written.
+so, and is corrected. Its sinks get what a run without failures would have written; a reader of
+tentative results gets them, and their corrections.
 
 Design: docs/design/consistency.md.
 """
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import pytest
 from cluster_types import every_cluster_type
+from tail_process import Tail, expected_rows
 
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
@@ -47,7 +49,8 @@ def resource() -> dict[str, Any]:
                 | {"window": daily},
             ],
             "queries": [
-                {"name": "observations", "from": "daily", "sink": {"files": {"url": output}}}
+                {"name": "observations", "from": "daily", "sink": {"files": {"url": output}}},
+                {"name": "board", "from": "daily", "sink": {"stream": {"tentative": True}}},
             ],
         }
     }
@@ -91,17 +94,24 @@ def test_results_go_on_without_an_input_and_are_corrected(
     with Run(cluster, resource()) as run:
         run.wait_live()
         run.wait_checkpoint()
-        _without_weather(run, "the query is Tentative", lambda: _state(run) == "Tentative")
-        (query,) = run.observer.status["queries"]
-        assert "weather" in query["waitingFor"]
-        first = _without_weather(run, "tentative epochs", lambda: _tentative_epochs(run))
-        goal = min(first.values()) + TENTATIVE_EPOCHS
-        _without_weather(
-            run,
-            f"tentative epochs after {goal}",
-            lambda: max(_tentative_epochs(run).values(), default=-1) > goal,
-        )
-        run.wait_live()
-        wait_for("all is corrected", lambda: not _tentative_epochs(run), 60, 0.25)
-        run.wait_sinks_advance(epochs=5)
-        assert run.verify(reference) > 0
+        tail = Tail(cluster, run.name, "board", "--tentative")
+        try:
+            _without_weather(run, "the query is Tentative", lambda: _state(run) == "Tentative")
+            assert all("weather" in query["waitingFor"] for query in run.observer.status["queries"])
+            first = _without_weather(run, "tentative epochs", lambda: _tentative_epochs(run))
+            goal = min(first.values()) + TENTATIVE_EPOCHS
+            _without_weather(
+                run,
+                f"tentative epochs after {goal}",
+                lambda: max(_tentative_epochs(run).values(), default=-1) > goal,
+            )
+            run.wait_live()
+            wait_for("all is corrected", lambda: not _tentative_epochs(run), 60, 0.25)
+            tail.wait(max(run.observer.stable_epochs().values()) + 5)
+            assert run.verify(reference) > 0
+        finally:
+            errors = tail.end()
+        assert tail.kinds() >= {"STABLE", "TENTATIVE", "UNDO", "CORRECTED", "REC_DONE"}, errors
+        through = tail.through()
+        expected = expected_rows(tmp_path / "reference" / "observations", through)
+        assert tail.rows(through) == expected

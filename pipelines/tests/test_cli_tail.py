@@ -26,8 +26,10 @@ from rekindle.cli.kubernetes_api import ApiError, ApiUnavailable, ClusterReader
 from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
 from rekindle.cli.tail_lines import FailureWriter, LineWriter
 from rekindle.errors import BelowFloor, RekindleError
-from rekindle.protocol import STREAM_SINK_PORT
+from rekindle.protocol import STREAM_SINK_PORT, ConsistencyState
 from rekindle.stream_sinks.client import (
+    CALL_S,
+    PROBE_S,
     NoLongerKept,
     ReadRefused,
     Received,
@@ -38,17 +40,25 @@ from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.follow import (
     REFUSED_S,
     STALL_S,
+    STATE_VALID_S,
     Followed,
     FoundReplicas,
     PartitionReader,
     follow,
 )
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
+from rekindle.streams.replica_choice import FAILURE_MEMORY_S
 
 
-def received(kind: str, epoch: int, rows: int = 0, ticket: Ticket | None = None) -> Received:
+def received(
+    kind: str,
+    epoch: int,
+    rows: int = 0,
+    ticket: Ticket | None = None,
+    state: ConsistencyState = ConsistencyState.STABLE,
+) -> Received:
     following = f"after {epoch}" if ticket is None else ticket.encode()
-    return Received(kind, epoch, pa.table({"n": list(range(rows))}), following)
+    return Received(kind, epoch, pa.table({"n": list(range(rows))}), following, state)
 
 
 def test_corrections_are_marked() -> None:
@@ -103,6 +113,7 @@ class Replicas:
         self.listed: list[str] | None = list(answers)
         self.segment, self.partitions = "segment", 1
         self.calls: list[tuple[str, str]] = []
+        self.deadlines: list[float] = []
         self.now = 0.0
 
     def find(self, partition: int) -> FoundReplicas:
@@ -110,8 +121,9 @@ class Replicas:
             raise ReplicaUnavailable("the API server does not respond")
         return FoundReplicas(self.segment, self.partitions, self.listed)
 
-    def read(self, address: str, ticket: str) -> Iterator[Received]:
+    def read(self, address: str, ticket: str, timeout_s: float) -> Iterator[Received]:
         self.calls.append((address, ticket))
+        self.deadlines.append(timeout_s)
         answer = self.answers[address]
         if isinstance(answer, Exception):
             raise answer
@@ -125,6 +137,75 @@ class Replicas:
     def messages(self, reader: PartitionReader) -> list[str]:
         """Of one step."""
         return [f.message for f in reader.step()]
+
+
+STABLE, UP_FAILURE, CORRECTING = (
+    ConsistencyState.STABLE,
+    ConsistencyState.UP_FAILURE,
+    ConsistencyState.STABILIZATION,
+)
+
+
+class StateStory:
+    """A reader of replicas whose output has these states; each call that waits takes a second."""
+
+    def __init__(self, tentative: bool, **states: ConsistencyState) -> None:
+        self.replicas = Replicas(**{address: [] for address in states})
+        self.asked: list[Ticket] = []
+        self.reader = self.replicas.reader(Ticket("q", tentative=tentative))
+        self.set(**states)
+
+    def set(self, **states: ConsistencyState) -> None:
+        for address, state in states.items():
+            following = Ticket("q", cursor=Cursor(1))
+            self.replicas.answers[address] = [received("STABLE", 0, 0, following, state)]
+
+    def step(self) -> str:
+        """One call; the address that was called."""
+        list(self.reader.step())
+        address, ticket = self.replicas.calls[-1]
+        self.asked.append(parse_ticket(ticket.encode()))
+        self.replicas.now += max(self.asked[-1].wait_s, 0.01)
+        return address
+
+    def steps(self, number: int) -> str:
+        return "".join(self.step() for _ in range(number))
+
+
+@pytest.mark.parametrize("tentative", [True, False])
+@pytest.mark.parametrize("state", [UP_FAILURE, CORRECTING])
+def test_a_reader_goes_to_a_stable_replica(tentative: bool, state: ConsistencyState) -> None:
+    story = StateStory(tentative, a=STABLE, b=STABLE, c=state)
+    assert story.steps(3) == "aaa"
+    story.set(a=state)
+    assert story.steps(4) == "abbb"
+    # The first call of another replica does not wait, and is soon given up.
+    assert [asked.wait_s for asked in story.asked[3:6]] == [1.0, 0.0, 1.0]
+    assert story.replicas.deadlines[3:6] == [CALL_S, PROBE_S, CALL_S]
+
+
+def test_while_none_is_stable_a_reader_of_tentative_results_stays_with_one_that_serves() -> None:
+    story = StateStory(True, a=CORRECTING, b=UP_FAILURE)
+    story.steps(9)
+    waited = [c for c, t in zip(story.replicas.calls, story.asked, strict=True) if t.wait_s > 0]
+    assert {address for address, _ in waited[1:]} == {"b"}
+
+
+def test_while_none_is_stable_a_reader_of_stable_results_prefers_one_that_corrects() -> None:
+    story = StateStory(False, a=UP_FAILURE, b=CORRECTING)
+    story.steps(9)
+    waited = [c for c, t in zip(story.replicas.calls, story.asked, strict=True) if t.wait_s > 0]
+    assert {address for address, _ in waited[1:]} == {"b"}
+
+
+def test_a_replica_that_cannot_be_read_is_not_asked_again_at_once() -> None:
+    story = StateStory(True, a=UP_FAILURE, b=UP_FAILURE)
+    story.replicas.answers["b"] = ReplicaUnavailable("gone")
+    assert story.steps(20).count("b") == 1
+    story.replicas.now += FAILURE_MEMORY_S
+    story.set(b=STABLE)
+    assert story.steps(4) == "abbb"
+    assert STATE_VALID_S < FAILURE_MEMORY_S
 
 
 def test_a_reader_goes_on_at_the_next_replica() -> None:
@@ -356,7 +437,7 @@ def test_a_signal_that_another_thread_takes_ends_the_reader() -> None:
         "from rekindle.stream_sinks.follow import FoundReplicas, follow\n"
         "from rekindle.stream_sinks.ticket import Ticket\n"
         "from rekindle.termination import Terminated, terminated_by_signals\n"
-        "def read(address, ticket):\n"
+        "def read(address, ticket, timeout_s):\n"
         "    time.sleep(0.5)\n"
         "    signal.pthread_kill(threading.get_ident(), signal.SIGINT)\n"
         "    time.sleep(600)\n"
@@ -452,17 +533,20 @@ def test_rows_come_once_while_replicas_change(tmp_path: Path) -> None:
         assert [line.split()[0] for line in tail.take(3)] == ["0"] * 3
         first.append_tentative(1)
         assert [line.split()[:2] for line in tail.take(2)] == [["1", "tentative"]] * 2
-        first.server.stop()
+        # The output of the second one is stable.
         assert tail.take(1) == ["1  -- undo: drop from epoch 1 on"]
         assert [line.split()[:2] for line in tail.take(3)] == [["1", "corrected"]] * 3
         assert tail.take(1) == ["1  -- corrected through epoch 1"]
         second.append(2)
         assert [line.split()[0] for line in tail.take(3)] == ["2"] * 3
+        first.correct(1, 2, 3)
+        second.server.stop()
+        assert [line.split()[0] for line in tail.take(3)] == ["3"] * 3
     finally:
         code, errors = tail.stop()
-        second.server.stop()
+        first.server.stop()
     assert code == 0, errors
-    assert f"{addresses[0]} cannot be read" in errors or f"{addresses[0]}: " in errors
+    assert f"{addresses[1]} cannot be read" in errors or f"{addresses[1]}: " in errors
 
 
 class ServedCluster(FakeApiServer):

@@ -123,6 +123,14 @@ def test_epochs_without_rows_are_not_sent(task: Task) -> None:
     assert summary(call(connect(task), {"query": "delays"})) == [("STABLE", 50, 3), ("END", 50, 0)]
 
 
+def test_each_message_has_the_state_of_the_output(task: Task) -> None:
+    task.append(0)
+    asked = {"query": "delays", "tentative": True}
+    assert [m["state"] for m, _ in call(connect(task), asked)] == ["STABLE"] * 2
+    task.append_tentative(1)
+    assert [m["state"] for m, _ in call(connect(task), asked)] == ["UP_FAILURE"] * 3
+
+
 def test_a_call_ends_after_its_bytes(task: Task) -> None:
     task.append(*range(10), rows=1000)
     client, ticket = connect(task), json.dumps({"query": "delays", "max_bytes": 50_000})

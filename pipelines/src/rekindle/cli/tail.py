@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     ticket = Ticket(args.query, cursor=cursor, tentative=args.tentative)
     writer, failures = LineWriter(partitions, as_json=args.json), FailureWriter()
     try:
-        for followed in follow(ticket, find, lambda address, text: read_call(address, text, token)):
+        for followed in follow(ticket, find, lambda to, text, s: read_call(to, text, token, s)):
             if failure := failures.line(followed):
                 print(f"rekindle tail: {failure}", file=sys.stderr)
             if followed.received is None:

@@ -15,10 +15,13 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from rekindle.errors import BelowFloor, RekindleError
+from rekindle.protocol import ConsistencyState
 
 _FLIGHT_PREFIX = re.compile(r"^Flight returned [a-z ]+ error, with message: ")
 CALL_S = 20.0
 """Deadline of a call, which waits for a second and then sends a few MiB."""
+PROBE_S = 2.0
+"""Deadline of a call of a replica whose state is unknown, while another one serves."""
 
 
 class ReplicaUnavailable(RekindleError):
@@ -40,18 +43,22 @@ class NoLongerKept(BelowFloor):
 @dataclass(frozen=True, slots=True)
 class Received:
     """What a reader receives: epochs of kind STABLE or TENTATIVE have `rows`; UNDO and REC_DONE
-    name an epoch; END ends a call. `ticket`: asks for what follows."""
+    name an epoch; END ends a call. `ticket`: asks for what follows; `state`: of the replica's
+    output."""
 
     kind: str
     epoch: int
     rows: pa.Table
     ticket: str
+    state: ConsistencyState = ConsistencyState.STABLE
 
 
-def read_call(address: str, ticket: str, token: str | None) -> Iterator[Received]:
+def read_call(
+    address: str, ticket: str, token: str | None, timeout_s: float = CALL_S
+) -> Iterator[Received]:
     """One call, of whole epochs. Raises NoLongerKept, ReadRefused, ReplicaUnavailable."""
     headers = [] if token is None else [(b"authorization", f"Bearer {token}".encode())]
-    options = flight.FlightCallOptions(timeout=CALL_S, headers=headers)
+    options = flight.FlightCallOptions(timeout=timeout_s, headers=headers)
     try:
         with flight.connect(f"grpc://{address}") as client:
             yield from _whole_epochs(client.do_get(flight.Ticket(ticket), options))
@@ -70,11 +77,12 @@ def _whole_epochs(reader: Any) -> Iterator[Received]:
             metadata = json.loads(chunk.app_metadata.to_pybytes())
             kind, epoch, ticket = metadata["kind"], int(metadata["epoch"]), str(metadata["next"])
             is_whole = metadata["part"] + 1 == metadata["parts"]
+            state = ConsistencyState(metadata.get("state", ConsistencyState.STABLE))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise OSError(f"what it sends is not of a stream sink ({error!r})") from None
         parts.append(chunk.data)
         if is_whole:
-            yield Received(kind, epoch, pa.Table.from_batches(parts, reader.schema), ticket)
+            yield Received(kind, epoch, pa.Table.from_batches(parts, reader.schema), ticket, state)
             parts = []
 
 

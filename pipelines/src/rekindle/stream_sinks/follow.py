@@ -1,10 +1,15 @@
 """Follows a query: a thread for each partition, each of which reads one replica at a time.
 
+A reader goes to a replica whose output is stable, if there is one (DPC, section 3.3); else, for
+tentative results, it stays with one that still serves while another corrects its output.
+
 Design: docs/design/stream-sinks.md#readers.
+Paper: DPC (Balazinska et al. 2005), section 3.3.
 """
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -14,15 +19,26 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from rekindle.errors import RekindleError
-from rekindle.stream_sinks.client import NoLongerKept, ReadRefused, Received, ReplicaUnavailable
+from rekindle.protocol import ConsistencyState
+from rekindle.stream_sinks.client import (
+    CALL_S,
+    PROBE_S,
+    NoLongerKept,
+    ReadRefused,
+    Received,
+    ReplicaUnavailable,
+)
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
+from rekindle.streams.replica_choice import FAILURE_MEMORY_S, preferred_states
 
 STALL_S = 5.0
 """A replica that has had nothing new for this long may lag: the next one is read."""
 REFUSED_S = 60.0
 """A reader that was served before goes on for this long although all replicas refuse it: another
 topology may have got the address of a replica that is lost, until that is replaced."""
+STATE_VALID_S = 1.0
+"""While the output of a replica is not stable, the others are asked for theirs at this interval."""
 PAUSE_S = 0.5
 """Pause after a replica could not be read."""
 QUEUED = 64
@@ -42,8 +58,8 @@ class FoundReplicas:
 Find = Callable[[int], FoundReplicas]
 """The replicas of a partition; called again when one fails. Raises ReplicaUnavailable while they
 cannot be found, RekindleError if there will be none."""
-Read = Callable[[str, str], Iterator[Received]]
-"""One call of an address with a ticket, as `client.read_call`."""
+Read = Callable[[str, str, float], Iterator[Received]]
+"""One call of an address with a ticket and a deadline in seconds, as `client.read_call`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +69,36 @@ class Followed:
     partition: int
     received: Received | None
     message: str = ""
+
+
+class ReplicaStates:
+    """What the replicas have said of their output, and which of them to read next."""
+
+    def __init__(self, *, live: bool, clock: Callable[[], float]) -> None:
+        self._preferred = preferred_states(live=live)
+        self._clock = clock
+        # By address: the time, and the state, None if the replica could not be read.
+        self._reports: dict[str, tuple[float, ConsistencyState | None]] = {}
+
+    def note(self, address: str, state: ConsistencyState | None) -> None:
+        self._reports[address] = (self._clock(), state)
+
+    def is_known(self, address: str) -> bool:
+        at, state = self._reports.get(address, (-math.inf, None))
+        return self._clock() - at < (FAILURE_MEMORY_S if state is None else STATE_VALID_S)
+
+    def next_of(self, addresses: Sequence[str], current: str) -> str:
+        """`current` if its output is stable; else one whose state is not known; else the best,
+        `current` if none is better."""
+        if self._rank(current) == 0:
+            return current
+        unknown = (address for address in addresses if not self.is_known(address))
+        best = min(addresses, key=lambda a: (self._rank(a), a != current))
+        return next(unknown, best)
+
+    def _rank(self, address: str) -> int:
+        _, state = self._reports.get(address, (0.0, None))
+        return len(self._preferred) if state is None else self._preferred.index(state)
 
 
 class PartitionReader:
@@ -68,6 +114,8 @@ class PartitionReader:
     ) -> None:
         self.partition = partition
         self._ticket = ticket.encode()
+        self._wait_s = ticket.wait_s
+        self._states = ReplicaStates(live=ticket.tentative, clock=clock)
         self._find = find
         self._read = read
         self._clock = clock
@@ -75,6 +123,7 @@ class PartitionReader:
         self._found: FoundReplicas | None = None
         self._read_segment: str | None = None  # the one of which the reader has read so far
         self._refusals: dict[str, RekindleError] = {}  # since the last progress, by address
+        self._probes = False  # the next call asks for what is there, and does not wait
         self._progressed_at = self._served_at = clock()
 
     @property
@@ -94,15 +143,20 @@ class PartitionReader:
             return
         addresses = self._found.addresses
         address = addresses[self._choice % len(addresses)]
+        probes, self._probes = self._probes, False
+        asked = _with_wait(self._ticket, 0.0) if probes else self._ticket
         try:
-            for received in self._read(address, self._ticket):
-                self._ticket, self._read_segment = received.ticket, self._found.segment
-                self._served_at = self._clock()
+            for received in self._read(address, asked, PROBE_S if probes else CALL_S):
+                self._states.note(address, received.state)
+                following = received.ticket
+                self._ticket = _with_wait(following, self._wait_s) if probes else following
+                self._read_segment, self._served_at = self._found.segment, self._clock()
                 if received.kind != "END":
                     self._progressed_at = self._clock()
                     self._refusals.clear()
                     yield Followed(self.partition, received)
         except ReplicaUnavailable as error:
+            self._states.note(address, None)
             self._refusals.pop(address, None)
             yield self._failed(str(error))
             yield from self._next_replica()
@@ -112,6 +166,13 @@ class PartitionReader:
         else:
             if self._clock() - self._progressed_at > STALL_S:
                 yield from self._next_replica()
+            else:
+                self._choose(addresses, address)
+
+    def _choose(self, addresses: Sequence[str], current: str) -> None:
+        chosen = self._states.next_of(addresses, current)
+        self._choice = addresses.index(chosen)
+        self._probes = not self._states.is_known(chosen)
 
     def _failed(self, message: str) -> Followed:
         return Followed(self.partition, None, message)
@@ -181,6 +242,10 @@ class PartitionReader:
         yield self._failed(f"the query was edited, and begins with epoch {oldest} now")
         if undone is not None:
             yield Followed(self.partition, Received("UNDO", undone, pa.table({}), self._ticket))
+
+
+def _with_wait(ticket: str, wait_s: float) -> str:
+    return replace(parse_ticket(ticket.encode()), wait_s=wait_s).encode()
 
 
 def follow(ticket: Ticket, find: Find, read: Read) -> Iterator[Followed]:

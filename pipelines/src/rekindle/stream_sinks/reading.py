@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rekindle.errors import BelowFloor
+from rekindle.protocol import ConsistencyState
 from rekindle.stream_sinks.cursor import Control, Cursor
 from rekindle.stream_sinks.spilled import SpilledReads, TooManySpilledReads
 from rekindle.stream_sinks.ticket import LivePosition, Ticket
@@ -83,6 +84,11 @@ class ServedQuery:
         """The newest stable epoch that may be sent."""
         last, through = self.log.last, self.through
         return last if through is None else min(last, through)
+
+    @property
+    def state(self) -> ConsistencyState:
+        """Of the task's output."""
+        return ConsistencyState.STABLE if self.output is None else self.output.report.state
 
     def limit(self, through: int | None) -> None:
         """See `through`."""
@@ -280,6 +286,7 @@ class Call:
             "epoch": epoch,
             "part": part,
             "parts": parts,
+            "state": str(self._served.state),
             "next": ticket.encode(),
         }
         return Message(self._no_rows[0] if rows is None else rows, json.dumps(metadata))

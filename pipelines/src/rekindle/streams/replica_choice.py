@@ -35,18 +35,19 @@ _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0, jitter=0.5)
 REPORTED_STATE_VALID_S = 2.0
 """For this long, the state of its output that a replica has reported is preferred to that in the
 routes, which may be older."""
-_LIVE_PREFERENCE = [
-    ConsistencyState.STABLE,
-    ConsistencyState.UP_FAILURE,
-    ConsistencyState.STABILIZATION,
-]
-_STABLE_PREFERENCE = [  # in UP_FAILURE stable epochs do not progress
-    ConsistencyState.STABLE,
-    ConsistencyState.STABILIZATION,
-    ConsistencyState.UP_FAILURE,
-]
 FAILURE_MEMORY_S = 30.0
 """A replica that failed or stalled is not preferred to a lagging one for this long."""
+
+
+def preferred_states(*, live: bool) -> Sequence[ConsistencyState]:
+    """The states of a replica's output, best first: for a live reader, or one of stable epochs,
+    which do not progress in UP_FAILURE."""
+    stable, failure, correction = (
+        ConsistencyState.STABLE,
+        ConsistencyState.UP_FAILURE,
+        ConsistencyState.STABILIZATION,
+    )
+    return (stable, failure, correction) if live else (stable, correction, failure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +267,7 @@ class ReplicaChoice:
         return stable or (self._live and self._rank(state) < self._rank(current_state))
 
     def _rank(self, state: ConsistencyState) -> int:
-        return (_LIVE_PREFERENCE if self._live else _STABLE_PREFERENCE).index(state)
+        return preferred_states(live=self._live).index(state)
 
     def _keeps_up(self, endpoint: Endpoint, now: float) -> bool:
         healthy = now - self._health_of(endpoint).failed_at >= FAILURE_MEMORY_S
