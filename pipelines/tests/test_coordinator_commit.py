@@ -397,7 +397,7 @@ def test_the_partitions_that_a_checkpoint_waits_for_are_reported() -> None:
     world.run_epochs(40)
     found = checkpoint_problems(world)
     assert found.keys() == {"Stalled"}
-    assert found["Stalled"].startswith("no checkpoint since epoch 7: waiting for ['both/0', ")
+    assert found["Stalled"].startswith("no checkpoint since epoch 7: waiting for both/0, ")
 
 
 LEFT = (Slot("left", 0, 0), Slot("left", 0, 1))

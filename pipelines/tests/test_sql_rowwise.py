@@ -206,6 +206,67 @@ def test_each_mistake_has_its_reason(sql: str, reason: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sql", "message"),
+    [
+        (
+            "SELECT window(ts, '1 h') AS w, count(*) AS n FROM rows GROUP BY window(ts, '1 h')",
+            "window() groups rows by time",
+        ),
+        ("SELECT n FROM rows GROUP BY window(ts, '1 hour')", "window() groups rows by time"),
+        (
+            "SELECT * FROM TABLE(TUMBLE(TABLE rows, DESCRIPTOR(ts), INTERVAL '1' HOUR))",
+            "tumble() groups rows by time",
+        ),
+        (
+            "SELECT * FROM TABLE(HOP(TABLE rows, DESCRIPTOR(ts), INTERVAL '1' HOUR))",
+            "hop() groups rows by time",
+        ),
+        ("SELECT session_window(ts, '30 minutes') AS w FROM rows", "session_window() groups rows"),
+        ("SELEC n, s FROM rows", "it begins with SELEC"),
+    ],
+)
+def test_what_users_of_spark_and_flink_write_first_is_answered(sql: str, message: str) -> None:
+    first = check(sql).problems[0]
+    assert message in first.message
+    assert first.hint
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "SELECT a.n FROM a JOIN b ON a.n = b.n",
+        "SELECT n FROM a WHERE n IN (SELECT n FROM b)",
+        "SELECT n, (SELECT max(n) FROM b) AS m FROM a",
+    ],
+)
+def test_a_refused_join_asks_for_no_union(sql: str) -> None:
+    problems = check_sql(sql, {"a": SCHEMA, "b": SCHEMA}).problems
+    assert {p.reason for p in problems} == {"NotRowWise"}
+    assert any("joins are not supported yet" in p.hint for p in problems)
+
+
+@pytest.mark.parametrize(
+    ("condition", "refused"),
+    [
+        ("n > 'sixty'", "'sixty' is compared with a number"),
+        ("n IN (1, 'two')", "'two' is compared with a number"),
+        ("n BETWEEN 1 AND 'b'", "'b' is compared with a number"),
+        ("s.f = n", "s.f is compared with a number"),
+        ("upper(s.f) < 7", "is compared with a number"),
+        ("n > '60'", None),
+        ("n = CAST(s.f AS BIGINT)", None),
+        ("s.f = 'sixty'", None),
+        ("s.f IN ('1', '2')", None),
+        ("ts > '2026-01-01'", None),
+    ],
+)
+def test_strings_are_not_compared_with_numbers(condition: str, refused: str | None) -> None:
+    problems = check(f"SELECT n FROM rows WHERE {condition}").problems
+    assert [p.reason for p in problems] == (["NotANumber"] if refused else [])
+    assert all(str(refused) in p.message for p in problems)
+
+
+@pytest.mark.parametrize(
     "call",
     [
         "to_utc_timestamp(ts, '{}')",

@@ -243,6 +243,9 @@ def test_a_directory_is_shared_however_it_is_spelled(other: str) -> None:
         ("gs://b/q", "gcs://b/q", True),
         ("abfs://c@a.dfs.core.windows.net/q", "abfss://c@A.dfs.core.Windows.net/q", True),
         ("memory://q", "memory:///q", True),
+        ("s3://b/q", "s3a://b/q/r", True),  # readers of the first would read the second
+        ("s3://b/q/r/t", "s3://b/q", True),
+        ("s3://b/q", "s3://b/qr", False),
         ("s3://b/q", "gs://b/q", False),
         ("s3://b/q", "s3://b/Q", False),
         ("s3://b/x/q", "s3://b/x//q", False),  # keys are taken literally
@@ -257,6 +260,39 @@ def _shared(one: str, other: str) -> bool:
     queries = [query(n, "s", sink={"files": {"url": u}}) for n, u in (("a", one), ("b", other))]
     spec = spec_of([source()], [], queries)
     return any(p.reason == "SharedPlace" for p in check_urls(spec, skip_cluster_checks=True))
+
+
+@pytest.mark.parametrize(
+    ("read", "output", "refused"),
+    [
+        ("file:///data/feed", "file:///data/feed/out", True),
+        ("file:///data/feed/", "local:///data/feed", True),
+        ("file:///data/feed", "file:///data/feed/_out", False),
+        ("file:///data/feed", "file:///data/feed/.work/out", False),
+        ("file:///data/feed", "file:///data/feeds/out", False),
+        ("file:///data/feed/a.csv", "file:///data/feed/out", False),
+        ("file:///data/feed/*.parquet", "file:///data/feed", True),
+        ("file:///data/feed/*.csv", "file:///data/feed", False),
+        ("file:///data/feed/*", "file:///data/feed/out", False),
+        ("file:///data/*/*.parquet", "file:///data/feed", True),
+        ("file:///data/**", "file:///data/feed/out", True),
+        ("s3://b/feed", "s3a://b/feed/out", True),
+        ("s3://b/feed", "gs://b/feed/out", False),
+    ],
+)
+@pytest.mark.parametrize("is_store", [True, False])
+def test_no_output_is_where_a_source_reads(
+    read: str, output: str, refused: bool, is_store: bool
+) -> None:
+    sink = {"files": {"url": "file:///elsewhere" if is_store else output}}
+    files = {**source()["files"], "url": read}
+    spec = spec_of([source(files=files)], [], [query("q", "s", sink=sink)])
+    if is_store:
+        checkpoint = spec.checkpoint.model_copy(update={"store": output})
+        spec = spec.model_copy(update={"checkpoint": checkpoint})
+    found = [p for p in check_urls(spec, skip_cluster_checks=True) if p.reason == "SharedPlace"]
+    path = "spec.checkpoint.store" if is_store else "spec.queries[0].sink.files.url"
+    assert [p.path for p in found] == ([path] if refused else [])
 
 
 def test_a_local_run_may_use_a_local_disk() -> None:

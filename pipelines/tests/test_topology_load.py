@@ -238,7 +238,7 @@ def test_a_number_is_not_a_duration() -> None:
     ("text", "message"),
     [
         ("a: [", "not YAML"),
-        ("", "is not a Kubernetes object"),
+        ("", "the file is not a Kubernetes object"),
         ("kind: Pod", "kind: is 'Pod' (write StreamTopology)"),
         ("since: 2013-13-01", "not YAML: month must be in 1..12"),
         ("a: \x01", "not YAML: unacceptable character"),

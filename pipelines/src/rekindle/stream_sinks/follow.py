@@ -1,6 +1,6 @@
 """Follows a query: a thread for each partition, each of which reads one replica at a time.
 
-A reader goes to a replica whose output is stable, if there is one (DPC, section 3.3); else, for
+A reader goes to a replica whose output is stable, if there is one; else, for
 tentative results, it stays with one that still serves while another corrects its output.
 
 Design: docs/design/stream-sinks.md#readers.

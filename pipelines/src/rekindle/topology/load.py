@@ -69,7 +69,8 @@ def _parse_resource(source: str | bytes | Mapping[str, Any]) -> Mapping[str, Any
             raise InvalidTopology(list(document.problems))
         data = document.data
     if not isinstance(data, Mapping):
-        raise InvalidTopology([Problem("", "NotAManifest", "is not a Kubernetes object")])
+        what, hint = "the file is not a Kubernetes object", "give a StreamTopology in YAML"
+        raise InvalidTopology([Problem("", "NotAManifest", what, hint)])
     return data
 
 

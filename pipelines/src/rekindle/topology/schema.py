@@ -88,6 +88,11 @@ def is_floating(data_type: DataType | None) -> bool:
     return data_type in (Scalar.DOUBLE, Scalar.FLOAT)
 
 
+def is_number(data_type: DataType | None) -> bool:
+    """False for strings: Spark casts them to numbers, and those that are none become NULL."""
+    return is_integer(data_type) or is_floating(data_type) or isinstance(data_type, Decimal)
+
+
 def is_nested(data_type: DataType | None) -> bool:
     return isinstance(data_type, Array | Struct)
 

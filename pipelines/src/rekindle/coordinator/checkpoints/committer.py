@@ -139,8 +139,13 @@ class Committer:
         ):
             max_wait_s = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
             if inputs.running and now - self._last_progress_at > max_wait_s:
-                late = [p.key for p in self._behind(inputs)]
-                text = f"no checkpoint since epoch {self.own_manifest.epoch}: waiting for {late}"
+                names = {s.id: s.name for s in inputs.generation.topology.segments}
+                late = ", ".join(
+                    f"{names.get(p.segment, p.segment)}/{p.index}" for p in self._behind(inputs)
+                )
+                since = self.own_manifest.epoch
+                begun = "no checkpoint yet" if since < 0 else f"no checkpoint since epoch {since}"
+                text = f"{begun}: waiting for {late}"
                 found.append(CheckpointProblem(CheckpointProblemKind.STALLED, text))
         return found
 

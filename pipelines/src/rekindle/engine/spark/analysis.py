@@ -32,8 +32,9 @@ from rekindle.engine.spark.unsupported import unsupported_column, unsupported_ex
 from rekindle.engine.window_state import ROW_COUNT, WindowShape
 from rekindle.errors import OperatorFailed, OperatorRefused
 from rekindle.topology.model import Node, Topology
+from rekindle.topology.schema import is_number
 from rekindle.topology.spec import OperatorSpec, WindowSpec
-from rekindle.topology.sql.aggregates import can_be_summed, not_a_number, summed_arguments
+from rekindle.topology.sql.aggregates import not_a_number, summed_arguments
 from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.windows.kind import END, START
 
@@ -142,7 +143,7 @@ class Analyzer:
         text = f"SELECT {columns} FROM {quote(source)}"
         arguments = self._analyze_sql(text, {source: input_schema}, name)
         for call, data_type in zip(summed, arguments.types, strict=True):
-            if not can_be_summed(topology_type(data_type)):
+            if not is_number(topology_type(data_type)):
                 problem = not_a_number(call, str(data_type))
                 raise OperatorRefused(f"operator {name}: {problem.message}; {problem.hint}", name)
 

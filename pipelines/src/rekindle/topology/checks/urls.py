@@ -9,11 +9,13 @@ image.
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any
 
 import fsspec
+from fsspec.utils import glob_translate
 
 from rekindle.errors import Problem
 from rekindle.names import TASK_CONTAINER, VOLUME_MOUNT
@@ -58,6 +60,7 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
             what = f"{url} is used by {taken[key]} too"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
         taken.setdefault(key, path)
+        yield from _check_is_apart(url, path, urls, spec)
         if not skip_cluster_checks:
             yield from _check_is_on_volume(url, path, spec.checkpoint.volume, mounts)
     # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
@@ -72,6 +75,47 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
                 yield from _check_url(
                     given.input_url, where, known, why_not, skip_cluster_checks=skip_cluster_checks
                 )
+
+
+def _check_is_apart(
+    url: str, path: str, outputs: Sequence[tuple[str, str]], spec: TopologySpec
+) -> Iterator[Problem]:
+    """Not in the directory of a sink, whose readers would read it too, nor in that of a source."""
+    for other_path, other in outputs:
+        if other_path != _STORE and _parts_below(url, other):
+            what = f"{url} is in {other}, the directory of {other_path}"
+            yield Problem(path, "SharedPlace", what, "give each its own directory")
+    for source in spec.sources:
+        input_url = next((k.input_url for k in source.kinds.values() if k is not None), None)
+        if input_url is not None and _is_read(url, input_url):
+            what = f"{url} is where source {source.name} reads, so its files would be input"
+            hint = "write it elsewhere, or into a directory whose name begins with _"
+            yield Problem(path, "SharedPlace", what, hint)
+
+
+def _parts_below(url: str, directory: str) -> Sequence[str]:
+    """The parts of a URL's path below a directory; none if it is not below it."""
+    (scheme, path), (other_scheme, above) = _normalized_url(url), _normalized_url(directory)
+    above = above.rstrip("/") + "/"
+    return (
+        path[len(above) :].split("/")
+        if (scheme, True) == (other_scheme, path.startswith(above))
+        else ()
+    )
+
+
+def _is_read(output: str, input_url: str) -> bool:
+    """Whether a source of `input_url`, a directory or a pattern, would read files below `output`.
+    It leaves out what is hidden."""
+    fixed = input_url.split("*")[0].split("?")[0].split("[")[0]
+    if fixed != input_url:
+        file = "/".join((output.rstrip("/"), "query-p000-e000000000000"))
+        names = (file + suffix for suffix in (".parquet", ".jsonl", ".json"))
+        return any(re.match(glob_translate(input_url), name) for name in names)
+    if _normalized_url(output) == _normalized_url(input_url):
+        return True
+    below = _parts_below(output, input_url)
+    return bool(below) and not any(part.startswith((".", "_")) for part in below)
 
 
 def _normalized_url(url: str) -> tuple[str, str]:

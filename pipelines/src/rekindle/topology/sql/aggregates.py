@@ -19,12 +19,9 @@ from sqlglot import exp
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, InvalidSql
 from rekindle.topology.schema import (
-    DataType,
-    Decimal,
     Field,
-    is_floating,
-    is_integer,
     is_nested,
+    is_number,
     type_to_ddl,
 )
 from rekindle.topology.sql import functions
@@ -45,6 +42,10 @@ from rekindle.topology.sql.tokens import (
 Merge = Literal["sum", "min", "max"]
 
 SUPPORTED = "count, count_if, sum, avg, min, max, bool_and, bool_or"
+_DISTINCT = (
+    "two windows of the same size count exactly: the first with x in groupBy, the second with "
+    "count(*) over its rows"
+)
 _SUPPORTED_NAMES = frozenset({*SUPPORTED.split(", "), "mean", "every", "any", "some"})
 
 
@@ -127,7 +128,7 @@ def type_problems(item: Aggregate, columns: Iterable[Field]) -> list[Problem]:
         for call in _outermost_calls(item.expression)
         if (argument := _argument_of_sum(call)) is not None
         for data_type in infer_types([argument], fields)
-        if data_type is not None and not can_be_summed(data_type)
+        if data_type is not None and not is_number(data_type)
     ]
     found += [
         Problem(
@@ -153,12 +154,6 @@ def not_a_number(call: str, type_name: str) -> Problem:
     what = f"{call} adds values of the type {type_name}, which are not numbers"
     hint = "write it as a number: CAST(x AS DOUBLE) of a text, unix_micros(x) of a time"
     return Problem("", "NotANumber", what, hint)
-
-
-def can_be_summed(data_type: DataType | None) -> bool:
-    """False for strings: Spark casts them to DOUBLE, and avg would count those that are not
-    numbers."""
-    return is_integer(data_type) or is_floating(data_type) or isinstance(data_type, Decimal)
 
 
 def _argument_of_sum(call: exp.Expr) -> exp.Expr | None:
@@ -324,7 +319,7 @@ def _check_item(item: exp.Expr) -> list[Problem]:
 def _check_call(call: exp.Expr) -> list[Problem]:
     inner = call.this if isinstance(call, exp.Filter) else call
     if isinstance(inner.this, exp.Distinct):
-        return [_not_yet(f"{_sql(inner)}: DISTINCT inside an aggregate", ", without DISTINCT")]
+        return [_not_yet(f"{_sql(inner)}: DISTINCT inside an aggregate", _DISTINCT)]
     parts = [*inner.iter_expressions(), *(call.iter_expressions() if call is not inner else ())]
     if any(_outermost_calls(part) for part in parts if part is not inner):
         return [Problem("", "InvalidAggregate", f"{_sql(call)}: an aggregate inside an aggregate")]
@@ -334,14 +329,15 @@ def _check_call(call: exp.Expr) -> list[Problem]:
 def _unsupported(text: str) -> list[Problem]:
     names = (call.name for call in calls(text))
     return [
-        _not_yet(f"the aggregate {name}")
+        _not_yet("the aggregate approx_count_distinct", _DISTINCT)
+        if name == "approx_count_distinct"
+        else _not_yet(f"the aggregate {name}")
         for name in names
         if name in functions.AGGREGATE - _SUPPORTED_NAMES
     ]
 
 
-def _not_yet(what: str, but: str = "") -> Problem:
-    hint = f"this version has {SUPPORTED}{but}"
+def _not_yet(what: str, hint: str = f"this version has {SUPPORTED}") -> Problem:
     return Problem("", NOT_SUPPORTED_YET, f"{what} is not supported yet", hint)
 
 

@@ -9,15 +9,16 @@ Design: docs/design/compilation.md#row-wise-sql.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import cached_property
 
 from sqlglot import exp
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, nearest
-from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Struct
+from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Struct, is_number
 from rekindle.topology.sql.casts_without_date import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
@@ -29,7 +30,17 @@ from rekindle.topology.sql.inference import (
 )
 from rekindle.topology.sql.tokens import DIALECT, MAX_UNKNOWN
 
-_COMPARISONS = (exp.EQ, exp.NEQ, exp.NullSafeEQ, exp.GT, exp.GTE, exp.LT, exp.LTE, exp.Between)
+_COMPARISONS = (
+    exp.EQ,
+    exp.NEQ,
+    exp.NullSafeEQ,
+    exp.GT,
+    exp.GTE,
+    exp.LT,
+    exp.LTE,
+    exp.Between,
+    exp.In,
+)
 MAX_COLUMNS = 4096
 """Maximum number of output columns of a SELECT. A source has at most 2,700, but each `*` repeats
 them."""
@@ -108,13 +119,37 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
             hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
             found.append(Problem("", "NonDeterministic", f"{what} get the current date", hint))
     for node in select.find_all(*_COMPARISONS):
-        found += _compared_strings(node, visible)
+        sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
+        found += _strings_compared_with_times(sides)
+        found += _strings_compared_with_numbers(sides)
     return found
 
 
-def _compared_strings(node: exp.Expr, visible: VisibleColumns) -> Iterator[Problem]:
+_Sides = Mapping[exp.Expr, DataType | None]
+
+
+def _strings_compared_with_numbers(sides: _Sides) -> Iterator[Problem]:
+    """Spark casts them to numbers; those that are none become NULL, and their rows vanish."""
+    if not any(is_number(data_type) for data_type in sides.values()):
+        return
+    for side, data_type in sides.items():
+        if data_type is not Scalar.STRING or _is_number_in_quotes(side):
+            continue
+        text = side.sql(dialect=DIALECT)
+        what = f"{text} is compared with a number, and is a STRING"
+        hint = f"write CAST({text} AS BIGINT), which is NULL for other texts, or the number in ''"
+        yield Problem("", "NotANumber", what, "write a number" if side.is_string else hint)
+
+
+def _is_number_in_quotes(side: exp.Expr) -> bool:
+    try:
+        return isinstance(side, exp.Literal) and Decimal(side.name).is_finite()
+    except InvalidOperation:
+        return False
+
+
+def _strings_compared_with_times(sides: _Sides) -> Iterator[Problem]:
     """Problems of strings that Spark casts to TIMESTAMP because they are compared with one."""
-    sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
     if not any(data_type is Scalar.TIMESTAMP for data_type in sides.values()):
         return
     for side, data_type in sides.items():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlglot import exp
+from sqlglot.errors import SqlglotError
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
@@ -27,7 +28,7 @@ from rekindle.topology.sql.columns import (
     output_columns,
 )
 from rekindle.topology.sql.time_zones import check_zones
-from rekindle.topology.sql.tokens import calls, check_functions, parse
+from rekindle.topology.sql.tokens import calls, check_functions, parse, tokenize
 
 _PER_ROW = "sql works row by row"
 _CLAUSES = {
@@ -51,6 +52,16 @@ _CLAUSES = {
     "sample": ("TABLESAMPLE", "filter by a hash of columns: WHERE pmod(hash(key), 10) = 0"),
     "pivots": ("PIVOT", "use an operator with window and FILTER in its aggregates"),
 }
+_SIZE = 'an operator with window: {size: 1h, groupBy: [key], aggregate: "count(*) AS n"}'
+_GROUPS_BY_TIME = {
+    "tumble": f"use {_SIZE}",
+    "hop": f"use {_SIZE.replace('1h', '1h, slide: 10m')}",
+    "cumulate": f"windows that grow are not supported yet; use {_SIZE}",
+    "session": "sessions are not supported yet",
+    "session_window": "sessions are not supported yet",
+}
+"""Spark's and Flink's functions of time windows, but `window`, which also works row by row."""
+_FIRST_WORDS = frozenset({"(", "from", "select", "table", "values", "with"})
 _ALLOWED = frozenset({"expressions", "from", "where", "laterals"})
 
 
@@ -81,7 +92,8 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
     try:
         tree = parse(sql)
     except InvalidSql as error:
-        return SqlAnalysis(_with_quotes(error.problems, sql, inputs), (), None)
+        meant = _what_was_meant(sql) or _with_quotes(error.problems, sql, inputs)
+        return SqlAnalysis(meant, (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
     problems = (
         _check_calls(sql)
@@ -110,10 +122,28 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
                 copies = tuple(copied_columns(branch, visible))
                 selects.append(SelectAnalysis(name, tuple(found), copies))
     unread = [name for name in inputs if name not in reads]
-    if unread and all(p.reason != "InvalidFrom" for p in problems):
+    # A JOIN, or a subquery, reads it, and has been refused.
+    if unread and all(p.reason not in ("InvalidFrom", "NotRowWise") for p in problems):
         problems.append(_unread(unread[0], reads))
     result = _union(outputs, problems)
     return SqlAnalysis(tuple(dict.fromkeys(problems)), tuple(reads), result, tuple(selects))
+
+
+def _what_was_meant(sql: str) -> tuple[Problem, ...]:
+    """Problems that say more than where a statement does not parse; none if its words are those of
+    a row-wise SELECT."""
+    try:
+        words = [token.text for token in tokenize(sql)]
+    except SqlglotError:
+        return ()
+    if words and words[0].lower() not in _FIRST_WORDS:
+        what, hint = f"does not parse: it begins with {words[0]}", "write SELECT ... FROM input"
+        return (Problem("", "SqlDoesNotParse", what, hint),)
+    found = _check_calls(sql)
+    if any(call.name == "window" for call in calls(sql)):
+        what = f"window() groups rows by time; {_PER_ROW}"
+        found.insert(0, Problem("", "NotRowWise", what, f"use {_SIZE}"))
+    return tuple(dict.fromkeys(found))
 
 
 def _with_quotes(
@@ -184,7 +214,9 @@ def _check_clauses(branch: exp.Select) -> list[Problem]:
         found.append(Problem("", "NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
     if any(query is not branch for query in branch.find_all(exp.Query)):
         what = f"a subquery looks at other rows; {_PER_ROW}"
-        found.append(Problem("", "NotRowWise", what, "write it as an operator of its own"))
+        hint = "write a step as an operator of its own; joins are not supported yet, so a table to "
+        hint += "look values up in has to be a list: IN ('a', 'b'), CASE or map(...)[key]"
+        found.append(Problem("", "NotRowWise", what, hint))
     for node in branch.find_all(exp.Placeholder, exp.Parameter):
         what = f"{node.sql()} is a parameter, and there is nothing to bind it to"
         found.append(Problem("", "SqlDoesNotParse", what))
@@ -206,9 +238,9 @@ def _check_calls(sql: str) -> list[Problem]:
             found.append(
                 Problem("", "NotRowWise", what, "use an operator with window and aggregate")
             )
-        elif call.name == "session_window":
-            what = "session_window() looks at other rows"
-            found.append(Problem("", "NotRowWise", what, "sessions are not supported yet"))
+        elif call.name in _GROUPS_BY_TIME:
+            what = f"{call.name}() groups rows by time; {_PER_ROW}"
+            found.append(Problem("", "NotRowWise", what, _GROUPS_BY_TIME[call.name]))
         elif call.name in functions.ANALYTIC:
             what = f"{call.name}() looks at other rows; {_PER_ROW}"
             found.append(Problem("", "NotRowWise", what, "use an operator with window"))
