@@ -30,6 +30,7 @@ REFUSED = {
     ("run", "FILE"): [""],
     ("run", "--input"): PATH,
     ("run", "--output"): PATH,
+    ("run", "--show"): [""],
     ("run", "--until-epoch"): [*WHOLE, str(10**12)],
     ("run", "--epochs-per-job"): [*WHOLE, "0"],
     ("run", "--spark-log"): PATH,

@@ -12,18 +12,20 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from rich.console import Console
 
 from rekindle.cli import main
 from rekindle.cli import run as run_module
 from rekindle.cli.formatting import readable_bytes, readable_duration
-from rekindle.cli.run_display import Bars, Lines, print_result, time_left_s
+from rekindle.cli.run_display import Bars, FirstRows, Lines, print_result, time_left_s
 from rekindle.connectors.source import SourceSummary
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import DroppedRows
 from rekindle.engine.spark import archive_cache
 from rekindle.engine.spark import session as sessions
+from rekindle.errors import RekindleError
 from rekindle.reference import (
     EPOCHS_PER_CALL,
     OpenedSource,
@@ -193,6 +195,34 @@ def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:
     assert second.split() == ["q", "0", "0", *["not", "stored:", "give", "--output"]]
     assert cut.startswith("the run ended with epoch 9, before the end of the input: windows")
     assert dropped == "operator w dropped 3 late rows, and 0 without event time"
+
+
+def test_the_first_rows_of_a_query_are_printed_with_their_epochs() -> None:
+    shown = FirstRows("q", 3)
+    for epoch, numbers in ((0, [1, 2]), (2, [3, 4])):
+        shown.take("q", epoch, pa.table({"n": numbers}))
+        shown.take("other", epoch, pa.table({"x": numbers}))
+    stream = io.StringIO()
+    shown.print(stream, 4)
+    assert stream.getvalue().splitlines() == [
+        "",
+        "q: the first 3 of 4 rows, by epoch",
+        '       0  {"n":1}',
+        '       0  {"n":2}',
+        '       2  {"n":3}',
+    ]
+    with pytest.raises(RekindleError, match="no query q; the topology has a, b"):
+        shown.check({"b", "a"})
+
+
+@pytest.mark.parametrize("values", [["q", "x"], ["q", "1", "2"], ["q", "1.5"]])
+def test_show_takes_a_query_and_a_number(
+    values: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as usage:
+        main(["run", "t.yaml", "--show", *values])
+    assert usage.value.code == 2
+    assert "--show" in capsys.readouterr().err
 
 
 @pytest.mark.process

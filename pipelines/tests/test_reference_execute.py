@@ -200,6 +200,37 @@ def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> N
     assert (result.ends_early, whole.ends_early) == (True, False)
 
 
+def test_overwrite_deletes_earlier_output_and_nothing_else(tmp_path: Path) -> None:
+    first, _ = run(tmp_path)
+    left = tmp_path / "q" / ".tmp" / "unfinished"
+    left.parent.mkdir(exist_ok=True)
+    left.touch()
+    with pytest.raises(RekindleError, match="--overwrite"):
+        run(tmp_path)
+    rows: list[tuple[str, int, int]] = []
+    again, _ = run(
+        tmp_path,
+        overwrite=True,
+        until_epoch=4,
+        on_rows=lambda query, epoch, table: rows.append((query, epoch, table.num_rows)),
+    )
+    assert again.epochs == 5 < first.epochs
+    assert sum(number for query, _, number in rows if query == "q") == again.rows["q"]
+    assert max(epoch for _, epoch, _ in rows) <= 4
+    assert not left.exists()
+    mine = tmp_path / "q" / "notes.txt"
+    mine.touch()
+    with pytest.raises(RekindleError, match=r"notes.txt is not of an earlier run"):
+        run(tmp_path, overwrite=True)
+    assert list(mine.parent.glob("*.parquet"))
+
+
+def test_overwrite_needs_an_output(tmp_path: Path) -> None:
+    name, spec = loaded()
+    with pytest.raises(RekindleError, match="give both"):
+        run_reference(spec, name, output=None, overwrite=True, make_chain=Chains())
+
+
 SPARSE = """
 apiVersion: rekindle.dev/v1alpha1
 kind: StreamTopology

@@ -11,6 +11,7 @@ import os
 import sys
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from rekindle.cli.option_types import number_from, path
 from rekindle.cli.topology_file import add_file_argument, read_file
@@ -19,11 +20,31 @@ from rekindle.errors import InvalidTopology, RekindleError
 EXAMPLES = """\
   rekindle run topology.yaml --output out
   rekindle run topology.yaml --input data --output out   # its file:// sources from ./data
+  rekindle run topology.yaml --output out --overwrite --show alarms 20   # its first 20 rows
   rekindle run topology.yaml --output out --until-epoch 100 --master 'local[*]'
 """
 _KEPT_LOGS = 20  # newest log files that are not deleted
+SHOWN_ROWS = 10
 MAX_EPOCH = 10**12 - 1
 """The same as in `rekindle.connectors.cuts`, whose import would delay the first line."""
+
+
+class ShowAction(argparse.Action):
+    """A query and a number of rows."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        query, *number = values
+        if not query or len(number) > 1 or not all(n.isdecimal() for n in number):
+            raise argparse.ArgumentError(
+                self, f"expected QUERY [N], got {' '.join(values)}: put FILE before --show"
+            )
+        namespace.show = (query, int(number[0]) if number else SHOWN_ROWS)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +61,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=path,
         metavar="DIR",
         help="write each query's files to DIR/<query> (default: to its sink)",
+    )
+    parser.add_argument(
+        "--overwrite",
+        action="store_true",
+        help="delete the output of earlier runs in the directory of --output first",
+    )
+    parser.add_argument(
+        "--show",
+        nargs="+",
+        action=ShowAction,
+        metavar=("QUERY", "N"),
+        help=f"print the first N rows of a query, as JSON (default: {SHOWN_ROWS} rows)",
     )
     parser.add_argument(
         "--until-epoch",
@@ -70,7 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     print(f"rekindle run: {args.file}", file=sys.stderr, flush=True)
     # Imported late because these take a second.
-    from rekindle.cli.run_display import open_display, print_result
+    from rekindle.cli.run_display import FirstRows, open_display, print_result
     from rekindle.directories import cache_root
     from rekindle.engine.spark.archive_cache import ARCHIVE_DIRECTORY
     from rekindle.reference import SparkOptions, run_reference
@@ -80,16 +113,21 @@ def run(args: argparse.Namespace) -> int:
     try:
         name, spec = load_topology(read_file(args.file))
         log = log or _new_log(name)
+        shown = FirstRows(*args.show) if args.show else None
+        if shown is not None:
+            shown.check({query.name for query in spec.queries})
         with open_display(sys.stderr, name, log) as display:
             result = run_reference(
                 spec,
                 name,
                 output=args.output,
+                overwrite=args.overwrite,
                 input=args.input,
                 until_epoch=args.until_epoch,
                 epochs_per_call=args.epochs_per_job,
                 spark=SparkOptions(args.master, log, cache_root(os.environ) / ARCHIVE_DIRECTORY),
                 on_event=display.report,
+                on_rows=shown.take if shown is not None else lambda *_: None,
             )
     except InvalidTopology as error:
         count = len(error.problems)
@@ -101,6 +139,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"Spark's log: {log}", file=sys.stderr)
         raise
     print_result(sys.stdout, name, result)
+    if shown is not None:
+        shown.print(sys.stdout, result.rows[shown.query])
     return 0
 
 

@@ -5,11 +5,12 @@ On a terminal, a progress bar; otherwise a line from time to time, for logs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol, TextIO, assert_never
 
+import pyarrow as pa
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -25,6 +26,8 @@ from rich.table import Table
 
 from rekindle.cli.formatting import readable_duration
 from rekindle.cli.run_input import describe_input
+from rekindle.connectors.json_writer import encode_lines
+from rekindle.errors import RekindleError
 from rekindle.reference import Progress, ReferenceResult, RunEvent, SourcesOpened, SparkStarting
 
 _LINE_EVERY_S = 5.0
@@ -135,6 +138,33 @@ class Bars:
         if isinstance(event, SourcesOpened):
             total = event.last_epoch + 1
             self._task = self._bar.add_task(self._topology, total=total, rows=0, left="")
+
+
+class FirstRows:
+    """The first `number` rows of a query, as they are written."""
+
+    def __init__(self, query: str, number: int) -> None:
+        self.query = query
+        self._number = number
+        self._kept: list[tuple[int, pa.Table]] = []
+
+    def check(self, queries: Iterable[str]) -> None:
+        """Raises RekindleError if there is no such query."""
+        if self.query not in queries:
+            known = ", ".join(sorted(queries))
+            raise RekindleError(f"--show: no query {self.query}; the topology has {known}")
+
+    def take(self, query: str, epoch: int, rows: pa.Table) -> None:
+        left = self._number - sum(kept.num_rows for _, kept in self._kept)
+        if query == self.query and left > 0:
+            self._kept.append((epoch, rows.slice(0, left)))
+
+    def print(self, stream: TextIO, total: int) -> None:
+        shown = sum(kept.num_rows for _, kept in self._kept)
+        print(f"\n{self.query}: the first {shown:,} of {total:,} rows, by epoch", file=stream)
+        for epoch, rows in self._kept:
+            for line in encode_lines(rows).decode().splitlines():
+                print(f"{epoch:>8}  {line}", file=stream)
 
 
 def print_result(stream: TextIO, topology: str, result: ReferenceResult) -> None:

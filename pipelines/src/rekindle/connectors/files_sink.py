@@ -18,6 +18,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -29,6 +30,7 @@ from rekindle.connectors.json_writer import UnencodableValue, encode_lines
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import (
+    TEMP_DIRECTORY,
     ConditionIgnored,
     LocalObjects,
     Objects,
@@ -76,6 +78,14 @@ def parse_name(name: str) -> SinkFileName | None:
     if match is None:
         return None
     return SinkFileName(match["query"], int(match["partition"]), int(match["epoch"]))
+
+
+def is_of_sink(path: PurePath) -> bool:
+    """Whether a file, by its path relative to the sink's URL, is one that a sink has written, or
+    has left unfinished."""
+    if not {EPOCH_RANGES_FOLDER, TEMP_DIRECTORY}.isdisjoint(path.parts):
+        return True
+    return str(path) == MARKER or parse_name(path.name) is not None
 
 
 def open_sink(options: FilesSinkSpec, context: SinkContext) -> FilesSink:

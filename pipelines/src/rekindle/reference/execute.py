@@ -61,6 +61,10 @@ class CallInput:
         return sum(rows.num_rows for epoch in inputs for rows in epoch.inputs)
 
 
+OnRows = Callable[[str, int, pa.Table], None]
+"""Called with a query, an epoch and rows of it."""
+
+
 @dataclass(frozen=True, slots=True)
 class _QueryOutput:
     """Output of one partition of a segment, for the sink of a query."""
@@ -79,9 +83,12 @@ class Execution:
         topology: Topology,
         make_chain: Callable[[Segment], Chain],
         open_sink: QuerySinkOpener,
+        on_rows: OnRows = lambda query, epoch, rows: None,
     ) -> None:
-        """Creates all chains, and opens each sink with the output schema of its chain."""
+        """Creates all chains, and opens each sink with the output schema of its chain. `on_rows` is
+        called with all rows that have been written, in the order of epochs in each partition."""
         self._topology = topology
+        self._on_rows = on_rows
         self._partitions: dict[tuple[str, int], _Partition] = {}
         for segment in topology.segments:
             for partition in range(segment.partitions):
@@ -134,6 +141,7 @@ class Execution:
                     self.rows[output.query] += batch.rows.num_rows
                     if batch.rows.num_rows:
                         written[output.query].add(batch.epoch)
+                        self._on_rows(output.query, batch.epoch, batch.rows)
         for query, epochs_of_query in written.items():
             self.epochs_with_rows[query] += len(epochs_of_query)
 

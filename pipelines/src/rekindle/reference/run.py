@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import shutil
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from rekindle.arrow_types import arrow_schema
+from rekindle.connectors.files_sink import is_of_sink
 from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource, SourceSummary
@@ -27,6 +29,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.reference.execute import (
     Execution,
+    OnRows,
     QuerySinkOpener,
     SourcePartition,
     call_inputs,
@@ -121,19 +124,21 @@ def run_reference(
     name: str,
     *,
     output: Path | None,
+    overwrite: bool = False,
     input: Path | None = None,
     until_epoch: int | None = None,
     epochs_per_call: int = EPOCHS_PER_CALL,
     spark: SparkOptions = SparkOptions(),
     on_event: OnRunEvent = lambda event: None,
+    on_rows: OnRows = lambda query, epoch, rows: None,
     make_chain: MakeChain | None = None,
 ) -> ReferenceResult:
     """Run to the end of all inputs, or to `until_epoch`.
 
     `output`, `input`: see `redirect`; without `output` the queries' own sinks are written. Sinks
     with output of an earlier run are refused: files are never replaced, so the result would mix two
-    runs.
-    `make_chain`: replaces Spark's chains (tests). Raises InvalidTopology, RekindleError.
+    runs; with `overwrite` it is deleted. `on_rows`: see `Execution`. `make_chain`: replaces Spark's
+    chains (tests). Raises InvalidTopology, RekindleError.
     """
     if not _LOCAL_MASTER.fullmatch(spark.master):
         raise RekindleError(
@@ -147,6 +152,8 @@ def run_reference(
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
         sources = _open_sources(topology, work, stack)
         last = last_epoch_to_run(sources, until_epoch)
+        if overwrite:
+            _remove_output(spec, output)
         _require_no_output(topology)  # before Spark starts, which takes seconds
         opened = tuple(
             _describe_source(topology, name, sources)
@@ -154,7 +161,7 @@ def run_reference(
         )
         on_event(SourcesOpened(opened, last, topology.spec.epoch_interval))
         make = make_chain or stack.enter_context(_spark_chains(topology, spark, work, on_event))
-        execution = Execution(topology, make, _query_sink_opener(topology))
+        execution = Execution(topology, make, _query_sink_opener(topology), on_rows)
         started = time.monotonic()
         reported, rows = NO_EPOCH, 0
         failed = threading.Event()
@@ -240,8 +247,27 @@ def _require_no_output(topology: Topology) -> None:
             if open_query_sink(query, partition, schema).last_epoch() != NO_EPOCH:
                 raise RekindleError(
                     f"query {query}: {urls.get(query, 'its sink')} holds output of an earlier "
-                    "run, which is never replaced; choose another --output, or remove it"
+                    "run, which is never replaced; choose another --output, or remove it "
+                    "(--overwrite)"
                 )
+
+
+def _remove_output(spec: TopologySpec, output: Path | None) -> None:
+    """Delete what earlier runs have written to the queries' directories in `output`. Raises
+    RekindleError if there is something else in them, or no `output`: a query's own sink may be that
+    of a cluster."""
+    if output is None:
+        raise RekindleError("--overwrite deletes files below --output: give both")
+    for directory in (output / query.name for query in spec.queries):
+        files = [path for path in directory.rglob("*") if not path.is_dir()]
+        foreign = [path for path in files if not is_of_sink(path.relative_to(directory))]
+        if foreign:
+            raise RekindleError(
+                f"--overwrite: {foreign[0]} is not of an earlier run; remove it, or choose another "
+                "--output"
+            )
+        if files:
+            shutil.rmtree(directory)
 
 
 @contextlib.contextmanager

@@ -125,7 +125,7 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
     return found
 
 
-_Sides = Mapping[exp.Expr, DataType | None]
+_Sides = Mapping[exp.Condition, DataType | None]
 
 
 def _strings_compared_with_numbers(sides: _Sides) -> Iterator[Problem]:
@@ -141,7 +141,7 @@ def _strings_compared_with_numbers(sides: _Sides) -> Iterator[Problem]:
         yield Problem("", "NotANumber", what, "write a number" if side.is_string else hint)
 
 
-def _is_number_in_quotes(side: exp.Expr) -> bool:
+def _is_number_in_quotes(side: exp.Condition) -> bool:
     try:
         return isinstance(side, exp.Literal) and Decimal(side.name).is_finite()
     except InvalidOperation:
