@@ -51,6 +51,10 @@ def test_the_end_of_input_ends_the_prompt(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_hints_name_running_nodes() -> None:
-    text = hints(Path("/c/kubeconfig"), Path("/c/bin"), ["node-1", "node-2", "node-3"])
+    text = hints(
+        Path("/c/kubeconfig"), Path("/c/bin"), Path("/c/shared"), ["node-1", "node-2", "node-3"]
+    )
+    assert "what is in /c/shared\n" in text
+    assert "file:///var/lib/rekindle," in text
     assert "\n  export KUBECONFIG=/c/kubeconfig PATH=/c/bin:$PATH\n" in text
     assert "rekindle-cluster kill node-1 node-2 " in text

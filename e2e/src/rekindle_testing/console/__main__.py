@@ -24,6 +24,7 @@ from rekindle_testing.console.sockets import runtime_directory, serve
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
 from rekindle_testing.harness import flights
+from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.waiting import DeadlineError
 
@@ -71,7 +72,13 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
 
         with serve(runtime, session.execute, stop_if_requested):
             print(
-                hints(cluster.control_plane.kubeconfig, programs, list(cluster.nodes)), flush=True
+                hints(
+                    cluster.control_plane.kubeconfig,
+                    programs,
+                    cluster.shared,
+                    list(cluster.nodes),
+                ),
+                flush=True,
             )
             ready.set()
             if _has_terminal():
@@ -92,8 +99,8 @@ def _link_programs(directory: Path) -> Path:
     return directory
 
 
-def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
-    """The commands to try next."""
+def hints(kubeconfig: Path, programs: Path, shared: Path, nodes: Sequence[str]) -> str:
+    """The commands to try next. `shared`: the directory that all pods mount."""
     steps = (
         (f"kubectl apply -f {_relative(flights.TOPOLOGY)}", "a year of flights, a day each second"),
         ("kubectl get topo -w", "its queries: how many are Live"),
@@ -113,6 +120,10 @@ def hints(kubeconfig: Path, programs: Path, nodes: Sequence[str]) -> str:
             f"  export KUBECONFIG={kubeconfig} PATH={programs}:$PATH",
             "",
             *(f"  {step:<{width}}  # {text}" for step, text in steps),
+            "",
+            f"Your own files: what is in {shared}",
+            f"a topology in the namespace default reads and writes as file://{SHARED_MOUNT_PATH},",
+            f"with checkpoint.volume: {_CLAIM}.",
             "",
             "The commands of rekindle-cluster work here, too. Ctrl-C ends everything.",
             "",
