@@ -4,6 +4,7 @@ the readers around the branches of its core."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from rekindle.consistency.messages import (
@@ -15,7 +16,7 @@ from rekindle.consistency.messages import (
 from rekindle.engine.bounds import CallBounds
 from rekindle.exchange.routing import partitions_read
 from rekindle.protocol import Endpoint, Upstream
-from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
@@ -30,6 +31,16 @@ from rekindle_testing.simulation.scheduler import Process
 
 _EARLY_EVENTS = 64
 """How many events of all channels are kept before the task is restored."""
+
+
+@dataclass(slots=True)
+class Announced:
+    """A tentative epoch that a replica which is read has put out, and that has not arrived.
+    `since`: when a response first said so; `times`: how many have said so since then."""
+
+    epoch: int
+    since: float
+    times: int = 0
 
 
 class BranchedInputs:
@@ -63,6 +74,8 @@ class BranchedInputs:
         self._reports = UpstreamReports({c: segment.inputs[c.input].stream for c in channels})
         self._readers = {c: self._reader(c, next_epoch, live=False) for c in channels}
         self._live_readers: dict[Channel, SimulatedReader] = {}
+        self._newest = dict.fromkeys(channels, NO_EPOCH)
+        self.announced: dict[Channel, Announced] = {}
 
     def _reader(self, channel: Channel, from_epoch: int, *, live: bool) -> SimulatedReader:
         stream = self._segment.inputs[channel.input].stream
@@ -81,9 +94,20 @@ class BranchedInputs:
 
     def _arrived(self, channel: Channel, live: bool, batch: EpochBatch) -> None:
         if not live or channel in self._live_readers:
+            if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
+                self._newest[channel] = max(self._newest[channel], batch.epoch)
             self._pass_on(BatchReceived(channel, batch, live))
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
+        report = progress.live
+        newest = NO_EPOCH if report is None else report.newest_tentative
+        known = self.announced.get(channel)
+        if newest <= self._newest[channel] or (known is not None and newest < known.epoch):
+            self.announced.pop(channel, None)
+        elif known is None:
+            self.announced[channel] = Announced(newest, self._process.scheduler.now)
+        else:
+            known.times += 1
         for event in self._reports.receive(channel, progress, live=live):
             self._pass_on(event)
 

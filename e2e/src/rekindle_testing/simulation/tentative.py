@@ -86,7 +86,7 @@ class TentativeResults:
             return
         if self._task.core.status.phase is not TaskPhase.LIVE:
             self._task.step(HeadsChecked(self._inputs.heads))
-        self.checks.tick(self._inputs.better_replicas())
+        self.checks.tick(self._inputs.better_replicas(), self._inputs.announced)
 
     def stepped(self) -> None:
         """After each step of the core and its effects."""

@@ -5,13 +5,16 @@ Invariant: docs/invariants.md#i3. Paper: DPC (Balazinska et al. 2005), sections 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.protocol import ConsistencyState, Postponement, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
+from rekindle.streams.sunion import Channel
 from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopPhase, ProcessEpochs
+from rekindle_testing.simulation.branched import Announced
 from rekindle_testing.simulation.output_order import OutputOrder
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.values import FoldedState
@@ -33,6 +36,9 @@ _BACKLOG_EPOCHS = 2
 """A task that is not further behind its inputs has caught up."""
 _SUSPENDED_TICKS = 1
 """For so many ticks a replica that has promised to serve may suspend new input."""
+_ANNOUNCED_S = 4.0
+_ANNOUNCED_TIMES = 4
+"""For so long, and in so many responses, an epoch that an upstream has put out may be missing."""
 _SWITCH_TICKS = 30
 """Within so many ticks a reader has left a replica whose output is not stable."""
 
@@ -161,8 +167,9 @@ class TentativeChecks:
                 self._counts_from.pop(done, None)
             self._newest_output, self._output_at = epoch, self.now
 
-    def tick(self, better: frozenset[str]) -> None:
-        """`better`: replicas that should be read instead of those that are."""
+    def tick(self, better: frozenset[str], announced: Mapping[Channel, Announced]) -> None:
+        """`better`: replicas that should be read instead of those that are. `announced`: what
+        replicas that are read have put out, and has not arrived."""
         now = self.now
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
@@ -173,6 +180,14 @@ class TentativeChecks:
         if self._is_exempt():
             self._exempt_at, self._catching_up = now, True
         self._ticked_at = now
+        for channel, epoch in announced.items():
+            since = max(epoch.since, self._exempt_at)
+            if now > since + _ANNOUNCED_S and epoch.times >= _ANNOUNCED_TIMES:
+                self._fail_if(
+                    "I3",
+                    f"tentative epoch {epoch.epoch} of {channel} was put out {now - since:.2f} s "
+                    "ago by a replica that is read, and has not arrived",
+                )
         if self._newest_output >= self._newest_arrived - _BACKLOG_EPOCHS:
             self._catching_up = False
         arrived_at = self._arrivals.get(self._newest_output + 1)

@@ -114,6 +114,11 @@ def _max_delay_from_start(dataclass_replace: Any) -> Any:
     return lambda settings, **changes: settings
 
 
+def _never_reads_live(subscribe: Any) -> Any:
+    """Later tasks of a chain then give no tentative result."""
+    return lambda self, forked, may_be_tentative, live_epoch: []
+
+
 TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "UNDO is forgotten": replaced(ConsistencyCore, "_stabilize", _without(EmitUndo)),
     "UNDO begins an epoch too late": replaced(ConsistencyCore, "_stabilize", _undoes_too_late),
@@ -137,5 +142,6 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "new input waits during a failure": replaced(ConsistencyCore, "_policy", _suspends_in_failure),
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
     "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
+    "tentative output of an upstream is not read": replaced(Inputs, "subscribe", _never_reads_live),
     "a task is tentative before it is Live": replaced(branches, "replace", _max_delay_from_start),
 }
