@@ -1,15 +1,17 @@
-"""Write docs/reference.md: every field of a StreamTopology's spec.
+"""Write docs/reference.md, and the descriptions of the CRD: every field of a StreamTopology's spec.
 
 Types, limits, defaults, required fields and the rules between fields come from the CRD, meanings
 from the texts below the fields in `rekindle.topology.spec` and `rekindle.topology.kinds`. `--check`
-writes nothing and fails if the page is outdated.
+writes nothing and fails if a file is outdated.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,9 +42,74 @@ Every field of the `spec` of a `StreamTopology`, written by `make reference`.
 - Below a table are the rules between its fields, in the words of the API server.
 - *Not yet*: values other than the default are refused with the reason `NotSupportedYet`.
 """
+_LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
+_WIDTH = 118
 _DURATION = "us|ms|s|m|h|d"
 _SIZE = "[KMGTP]i"
 _NUMBERS = {"integer": "integer", "number": "number"}
+
+
+def crd() -> str:
+    """The text of the CRD, with the descriptions that `kubectl explain` shows."""
+    text = CRD.read_text()
+    node = yaml.compose(text)
+    for key in ("spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec"):
+        node = _child(node, key)
+    for start, end, new in sorted(_descriptions(text, node, spec.TopologySpec), reverse=True):
+        text = text[:start] + new + text[end:]
+    return text
+
+
+def _child(node: Any, key: str | int) -> Any:
+    if isinstance(key, int):
+        return node.value[key]
+    return next(value for name, value in node.value if name.value == key)
+
+
+def _descriptions(
+    text: str, node: yaml.MappingNode, model: type[BaseModel]
+) -> Iterator[tuple[int, int, str]]:
+    """Replacements of the text between two positions, for the fields of an object and of those in
+    it."""
+    for field, info in model.model_fields.items():
+        schema = _child(_child(node, "properties"), info.alias or field)
+        meaning = _LINK.sub(r"\1", " ".join(_meanings()[model.__name__][field].split()))
+        yield _description(text, schema, meaning.replace("`", ""))
+        child = spec_in(info.annotation)
+        if child is not None and child.model_fields:
+            keys = [name.value for name, _ in schema.value]
+            yield from _descriptions(
+                text, _child(schema, "items") if "items" in keys else schema, child
+            )
+
+
+def _description(text: str, schema: yaml.MappingNode, meaning: str) -> tuple[int, int, str]:
+    first = schema.value[0][0].start_mark
+    old = next((pair for pair in schema.value if pair[0].value == "description"), None)
+    if schema.flow_style:  # at the end of {type: string}
+        indent = text[: schema.start_mark.index].rpartition("\n")[2]
+        margin = " " * (len(indent) - len(indent.lstrip()) + 2)
+        quoted = f'description: "{meaning.replace(chr(34), chr(39))}"'
+        new = f",\n{_wrapped(quoted, margin)}"
+        start = old[0].start_mark.index if old else schema.end_mark.index - 1
+        if old:
+            start = text.rindex(",", 0, start)
+        return start, schema.end_mark.index - 1, new
+    margin = " " * first.column
+    body = _wrapped(meaning, margin + "  ")
+    new = f"description: >-\n{body}\n{margin}"
+    if old is None:
+        return first.index, first.index, new
+    end = old[1].end_mark.index
+    following = text[end:].lstrip()
+    return old[0].start_mark.index, len(text) - len(following), new
+
+
+def _wrapped(text: str, margin: str) -> str:
+    lines = textwrap.wrap(
+        text, _WIDTH - len(margin), break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join(margin + line for line in lines)
 
 
 def page() -> str:
@@ -147,15 +214,16 @@ def _classes(module: Path) -> list[ast.ClassDef]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail if the page is outdated")
-    text = page()
+    parser.add_argument("--check", action="store_true", help="fail if a file is outdated")
+    texts = {PAGE: page(), CRD: crd()}
+    outdated = [path for path, text in texts.items() if path.read_text() != text]
     if not parser.parse_args().check:
-        PAGE.write_text(text)
+        for path in outdated:
+            path.write_text(texts[path])
         return 0
-    if PAGE.read_text() == text:
-        return 0
-    print(f"{PAGE.relative_to(ROOT)} is outdated; run make reference", file=sys.stderr)
-    return 1
+    for path in outdated:
+        print(f"{path.relative_to(ROOT)} is outdated; run make reference", file=sys.stderr)
+    return 1 if outdated else 0
 
 
 if __name__ == "__main__":
