@@ -52,7 +52,7 @@ _NUMBERS = {"integer": "integer", "number": "number"}
 def crd() -> str:
     """The text of the CRD, with the descriptions that `kubectl explain` shows."""
     text = CRD.read_text()
-    node = yaml.compose(text)
+    node: Any = yaml.compose(text)
     for key in ("spec", "versions", 0, "schema", "openAPIV3Schema", "properties", "spec"):
         node = _child(node, key)
     for start, end, new in sorted(_descriptions(text, node, spec.TopologySpec), reverse=True):
