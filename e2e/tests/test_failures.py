@@ -73,6 +73,7 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
 class TestProcesses:
     topology = "processes"
 
+    @pytest.mark.long  # of processes alone: test_task_process.py; test_stream_sinks.py kills one
     def test_a_killed_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
         run.kill_pod_processes(run.task_pods("alarms")[0])
         run.wait_sinks_advance()
@@ -84,6 +85,7 @@ class TestProcesses:
         run.wait_sinks_advance()
         run.verify(reference)
 
+    @pytest.mark.long  # of the cores alone: `make simulate`, whose stores fail
     def test_a_failing_store_loses_no_rows(self, run: Run, reference: Reference) -> None:
         _remove_store(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
@@ -286,6 +288,7 @@ class TestEdits:
         assert run.container_starts() == {n: t for n, t in before.items() if n not in ended}
         run.verify(reference)
 
+    @pytest.mark.long  # with an API server alone: test_operator_api.py
     def test_a_resumed_topology_continues_where_it_stopped(
         self, run: Run, reference: Reference
     ) -> None:
