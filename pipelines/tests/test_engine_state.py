@@ -234,6 +234,29 @@ def test_dropped_panes_are_gone_and_others_stay(drawn: Any, steps: Any, floor: i
     assert not list(everything.runs())
 
 
+def test_rows_of_a_group_are_added_in_their_order() -> None:
+    """Many rows: a sort that is not stable keeps the order of a few."""
+    random = np.random.default_rng(1)
+    groups = random.integers(0, 3, 3_000)
+    values = random.normal(size=3_000) * 10.0 ** random.integers(-3, 16, 3_000)
+    shape = RunShape((pa.int64(),), (("s", pa.float64(), "sum"),))
+    for panes in ([0] * 3_000, random.integers(0, 2, 3_000) * PANE_US):
+        # With equal hashes, keys decide.
+        for hashes in (groups.astype(np.uint64) << np.uint64(54), np.zeros(3_000, np.uint64)):
+            columns = [pa.array(panes, pa.int64()), pa.array(hashes), pa.array(groups)]
+            rows = pa.Table.from_arrays([*columns, pa.array(values)], schema=shape.schema)
+            expected: dict[tuple[int, int], float] = {}
+            for pane, group, value in zip(panes, groups.tolist(), values.tolist(), strict=True):
+                place = int(pane), group
+                expected[place] = expected.get(place, 0.0) + value
+            halves = [rows.slice(0, 1_234), rows.slice(1_234)]
+            found = {
+                (r[0], r[2]): r[3]
+                for r in zip(*fold(shape, halves).to_pydict().values(), strict=True)
+            }
+            assert found == expected
+
+
 COUNTS = RunShape((pa.int64(),), (("n", pa.int64(), "sum"),))
 
 
