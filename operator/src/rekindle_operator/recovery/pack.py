@@ -8,7 +8,7 @@ Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -153,27 +153,38 @@ def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
 
 def _by_rule(pods: Sequence[PodToPlace], capacity: Capacity, rule: PackingRule) -> Placement | None:
     nodes: dict[str, str] = {}
+    zones = _zones_of_replicas({pod.group for pod in pods}, capacity)
     for pod in pods:
         candidates = [n for n in capacity.nodes.values() if n.fits(pod)]
         if not candidates:
             return None
-        best = min(candidates, key=lambda n: _preference(n, pod, capacity, rule))
+        taken = {zone for replica, zone in zones[pod.group] if replica != pod.replica}
+        best = min(candidates, key=lambda n: _preference(n, pod, taken, rule))
         nodes[pod.key] = best.node.name
+        zones[pod.group].append((pod.replica, best.node.zone))
         capacity = capacity.place(pod, best.node.name)
     return Placement(capacity, nodes)
 
 
+def _zones_of_replicas(
+    groups: Collection[str], capacity: Capacity
+) -> dict[str, list[tuple[int, str]]]:
+    """The replicas of each group that are on nodes, and their zones."""
+    found: dict[str, list[tuple[int, str]]] = {group: [] for group in groups}
+    for on_node in capacity.nodes.values():
+        for group, replica in on_node.replicas:
+            if group in found:
+                found[group].append((replica, on_node.node.zone))
+    return found
+
+
 def _preference(
-    candidate: NodeCapacity, pod: PodToPlace, capacity: Capacity, rule: PackingRule
+    candidate: NodeCapacity, pod: PodToPlace, taken: Collection[str], rule: PackingRule
 ) -> tuple[int, int, float, str]:
-    """Another zone than the partition's other replicas first; then a node without devices that the
-    pod does not need; then the emptiest or fullest node."""
+    """Another zone than those of the partition's other replicas, `taken`, first; then a node
+    without devices that the pod does not need; then the emptiest or fullest node."""
     zone = candidate.node.zone
-    same_zone = bool(zone) and any(
-        other.node.zone == zone
-        for other in capacity.nodes.values()
-        if any(g == pod.group and r != pod.replica for g, r in other.replicas)
-    )
+    same_zone = bool(zone) and zone in taken
     wasteful = candidate.free.has_devices_besides(pod.requests)
     left = candidate.free.cpu_memory_pods_fraction_of(candidate.node.allocatable)
     return (
