@@ -38,16 +38,15 @@ from rekindle.stream_sinks.client import (
 )
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.follow import (
+    FAILED_S,
     REFUSED_S,
     STALL_S,
-    STATE_VALID_S,
     Followed,
     FoundReplicas,
     PartitionReader,
     follow,
 )
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
-from rekindle.streams.replica_choice import FAILURE_MEMORY_S
 
 
 def received(
@@ -201,11 +200,51 @@ def test_while_none_is_stable_a_reader_of_stable_results_prefers_one_that_correc
 def test_a_replica_that_cannot_be_read_is_not_asked_again_at_once() -> None:
     story = StateStory(True, a=UP_FAILURE, b=UP_FAILURE)
     story.replicas.answers["b"] = ReplicaUnavailable("gone")
-    assert story.steps(20).count("b") == 1
-    story.replicas.now += FAILURE_MEMORY_S
+    assert story.steps(9).count("b") == 1
+    story.replicas.now += FAILED_S
     story.set(b=STABLE)
     assert story.steps(4) == "abbb"
-    assert STATE_VALID_S < FAILURE_MEMORY_S
+
+
+def test_a_refusal_keeps_no_reader_from_a_stable_replica() -> None:
+    for refusal in (NoLongerKept("gone", 120), ReadRefused("another topology")):
+        story = StateStory(True, b=STABLE, a=UP_FAILURE, c=STABLE)
+        story.replicas.answers["b"] = refusal
+        assert story.steps(4)[-1] == "c"
+
+
+def test_replicas_that_hang_cost_a_reader_little() -> None:
+    story = StateStory(True, a=UP_FAILURE, h=UP_FAILURE, i=UP_FAILURE, z=STABLE)
+    for address in "hi":
+        story.replicas.answers[address] = ReplicaUnavailable("it does not respond")
+    called = story.steps(8)
+    assert called.endswith("zz")
+    hung = [
+        d
+        for (at, _), d in zip(story.replicas.calls, story.replicas.deadlines, strict=True)
+        if at in "hi"
+    ]
+    assert hung == [PROBE_S] * 2
+    story = StateStory(True, a=UP_FAILURE, h=UP_FAILURE)
+    story.replicas.answers["h"] = ReplicaUnavailable("it does not respond")
+    assert "hh" not in story.steps(30)
+
+
+def test_a_stable_replica_that_lags_takes_no_reader_of_tentative_results() -> None:
+    """One that was replaced is stable from its start, and has nothing that the reader lacks."""
+    replicas = Replicas(a=[], b=[])
+    reader = replicas.reader(Ticket("q", tentative=True, cursor=Cursor(100)))
+    called, newest = "", 100
+    for _ in range(40):
+        newest += 1
+        following = Ticket("q", tentative=True, cursor=Cursor(100, held=(101, newest)))
+        replicas.answers["a"] = [received("TENTATIVE", newest, 1, following, UP_FAILURE)]
+        replicas.answers["b"] = [received("END", 99, 0, following, STABLE)]
+        list(reader.step())
+        called += replicas.calls[-1][0]
+        replicas.now += 0.5 if called[-1] == "a" else 0.01
+    assert called.count("a") > 2 * called.count("b") > 4
+    assert "bb" not in called
 
 
 def test_a_reader_goes_on_at_the_next_replica() -> None:
@@ -220,7 +259,9 @@ def test_a_reader_goes_on_at_the_next_replica() -> None:
 
 
 def test_a_replica_that_stalls_is_abandoned() -> None:
-    replicas = Replicas(a=[received("END", 1)], b=[])  # the end of a call, without an epoch
+    following = Ticket("q", cursor=Cursor(2))
+    # The end of a call, without an epoch.
+    replicas = Replicas(a=[received("END", 1, ticket=following)], b=[])
     reader = replicas.reader()
     list(reader.step())
     replicas.now = STALL_S + 1

@@ -9,7 +9,6 @@ Paper: DPC (Balazinska et al. 2005), section 3.3.
 
 from __future__ import annotations
 
-import math
 import queue
 import threading
 import time
@@ -30,6 +29,7 @@ from rekindle.stream_sinks.client import (
 )
 from rekindle.stream_sinks.cursor import Cursor
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.replica_choice import FAILURE_MEMORY_S, preferred_states
 
 STALL_S = 5.0
@@ -39,6 +39,10 @@ REFUSED_S = 60.0
 topology may have got the address of a replica that is lost, until that is replaced."""
 STATE_VALID_S = 1.0
 """While the output of a replica is not stable, the others are asked for theirs at this interval."""
+FAILED_S = 10.0
+"""A replica that could not be read, or refused, is not asked again for this long."""
+PROBE_BYTES = 1 << 20
+"""Limit of a call that asks for what a replica has, besides its first epoch."""
 PAUSE_S = 0.5
 """Pause after a replica could not be read."""
 QUEUED = 64
@@ -71,34 +75,73 @@ class Followed:
     message: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Report:
+    """What a replica has said at a time: the state of its output, None if it could not be read, or
+    refused. `behind`: it had nothing, although the reader has seen later epochs elsewhere."""
+
+    at: float
+    state: ConsistencyState | None
+    behind: bool
+
+
 class ReplicaStates:
     """What the replicas have said of their output, and which of them to read next."""
 
     def __init__(self, *, live: bool, clock: Callable[[], float]) -> None:
         self._preferred = preferred_states(live=live)
         self._clock = clock
-        # By address: the time, and the state, None if the replica could not be read.
-        self._reports: dict[str, tuple[float, ConsistencyState | None]] = {}
+        self._reports: dict[str, _Report] = {}
 
-    def note(self, address: str, state: ConsistencyState | None) -> None:
-        self._reports[address] = (self._clock(), state)
+    def note(self, address: str, state: ConsistencyState | None, *, behind: bool = False) -> None:
+        self._reports[address] = _Report(self._clock(), state, behind)
 
     def is_known(self, address: str) -> bool:
-        at, state = self._reports.get(address, (-math.inf, None))
-        return self._clock() - at < (FAILURE_MEMORY_S if state is None else STATE_VALID_S)
+        report = self._reports.get(address)
+        valid_s = FAILED_S if report is not None and report.state is None else STATE_VALID_S
+        return report is not None and self._clock() - report.at < valid_s
 
-    def next_of(self, addresses: Sequence[str], current: str) -> str:
-        """`current` if its output is stable; else one whose state is not known; else the best,
-        `current` if none is better."""
+    def serves(self, address: str) -> bool:
+        """Whether it could be read when it was last called, not long ago."""
+        report = self._reports.get(address)
+        return (
+            report is not None
+            and report.state is not None
+            and self._clock() - report.at < FAILURE_MEMORY_S
+        )
+
+    def next_of(self, addresses: Sequence[str], current: str, home: str) -> tuple[str, bool]:
+        """The one to call after `current` has answered, and whether only to ask what it has.
+        `home`: the one that is read."""
         if self._rank(current) == 0:
-            return current
-        unknown = (address for address in addresses if not self.is_known(address))
-        best = min(addresses, key=lambda a: (self._rank(a), a != current))
-        return next(unknown, best)
+            return current, False
+        unknown = (a for a in addresses if a != home and not self.is_known(a))
+        if (asked := next(unknown, None)) is not None:
+            return asked, True
+        return min(addresses, key=lambda a: (self._rank(a), a != home)), False
+
+    def after_failure(self, addresses: Sequence[str], failed: str) -> tuple[str, bool]:
+        """The same after `failed` could not be read, or has stalled: one that serves, else one that
+        has not been tried, else the one that failed first."""
+        first = addresses.index(failed) + 1 if failed in addresses else 0
+        others = [*addresses[first:], *addresses[: max(0, first - 1)]]
+        if not others:
+            return failed, False
+        chosen = min(others, key=self._distance)
+        return chosen, not self.serves(chosen) and self.serves(failed)
+
+    def _distance(self, address: str) -> tuple[int, float]:
+        if self.serves(address):
+            return 0, self._rank(address)
+        report = self._reports.get(address)
+        failed_lately = report is not None and report.state is None and self.is_known(address)
+        return (2, report.at) if failed_lately and report is not None else (1, 0.0)
 
     def _rank(self, address: str) -> int:
-        _, state = self._reports.get(address, (0.0, None))
-        return len(self._preferred) if state is None else self._preferred.index(state)
+        report = self._reports.get(address)
+        if report is None or report.state is None:
+            return len(self._preferred) + 1
+        return len(self._preferred) if report.behind else self._preferred.index(report.state)
 
 
 class PartitionReader:
@@ -114,16 +157,20 @@ class PartitionReader:
     ) -> None:
         self.partition = partition
         self._ticket = ticket.encode()
-        self._wait_s = ticket.wait_s
+        self._asked = ticket
         self._states = ReplicaStates(live=ticket.tentative, clock=clock)
         self._find = find
         self._read = read
         self._clock = clock
-        self._choice = 0
+        self._next = ""  # the address to call
+        self._home = ""  # the one that is read; others are asked what they have
+        self._probes = False  # the next call only asks
+        cursor = ticket.cursor
+        # The newest stable epoch that the reader has, and the newest of any kind.
+        self._through = self._newest = NO_EPOCH if cursor is None else cursor.next_stable - 1
         self._found: FoundReplicas | None = None
         self._read_segment: str | None = None  # the one of which the reader has read so far
         self._refusals: dict[str, RekindleError] = {}  # since the last progress, by address
-        self._probes = False  # the next call asks for what is there, and does not wait
         self._progressed_at = self._served_at = clock()
 
     @property
@@ -142,45 +189,57 @@ class PartitionReader:
             yield self._failed("no replica is running")
             return
         addresses = self._found.addresses
-        address = addresses[self._choice % len(addresses)]
+        address = self._next if self._next in addresses else addresses[0]
         probes, self._probes = self._probes, False
-        asked = _with_wait(self._ticket, 0.0) if probes else self._ticket
+        if not probes:
+            self._home = address
+        asked = _probe(self._ticket) if probes else self._ticket
+        before = self._through
         try:
             for received in self._read(address, asked, PROBE_S if probes else CALL_S):
-                self._states.note(address, received.state)
                 following = received.ticket
-                self._ticket = _with_wait(following, self._wait_s) if probes else following
+                self._ticket = _as_first(following, self._asked) if probes else following
                 self._read_segment, self._served_at = self._found.segment, self._clock()
+                self._note(address, received, before)
                 if received.kind != "END":
-                    self._progressed_at = self._clock()
-                    self._refusals.clear()
                     yield Followed(self.partition, received)
         except ReplicaUnavailable as error:
             self._states.note(address, None)
             self._refusals.pop(address, None)
             yield self._failed(str(error))
-            yield from self._next_replica()
+            yield from self._next_replica(address)
         except (NoLongerKept, ReadRefused) as error:
+            self._states.note(address, None)
             self._refusals[address] = error
-            yield from self._refused(error)
+            yield from self._refused(error, address)
         else:
             if self._clock() - self._progressed_at > STALL_S:
-                yield from self._next_replica()
+                yield from self._next_replica(address)
             else:
-                self._choose(addresses, address)
+                self._next, self._probes = self._states.next_of(addresses, address, self._home)
 
-    def _choose(self, addresses: Sequence[str], current: str) -> None:
-        chosen = self._states.next_of(addresses, current)
-        self._choice = addresses.index(chosen)
-        self._probes = not self._states.is_known(chosen)
+    def _note(self, address: str, received: Received, before: int) -> None:
+        """`before`: the newest stable epoch before this call."""
+        if received.kind in ("STABLE", "END"):
+            self._through = max(self._through, received.epoch)
+        if received.kind != "END":
+            self._newest = max(self._newest, received.epoch)
+        has_new = received.kind != "END" or received.epoch > before
+        if has_new:
+            self._progressed_at = self._clock()
+            self._refusals.clear()
+        behind = not has_new and self._newest > before
+        self._states.note(address, received.state, behind=behind)
 
     def _failed(self, message: str) -> Followed:
         return Followed(self.partition, None, message)
 
-    def _next_replica(self) -> Iterator[Followed]:
-        self._choice += 1
+    def _next_replica(self, failed: str) -> Iterator[Followed]:
         self._progressed_at = self._clock()
         yield from self._look()
+        if self._found is not None and self._found.addresses:
+            addresses = self._found.addresses
+            self._next, self._probes = self._states.after_failure(addresses, failed)
 
     def _look(self) -> Iterator[Followed]:
         """Find the replicas again; if that is not possible now, those found before stay."""
@@ -189,10 +248,10 @@ class PartitionReader:
         except ReplicaUnavailable as error:
             yield self._failed(str(error))
 
-    def _refused(self, error: RekindleError) -> Iterator[Followed]:
+    def _refused(self, error: RekindleError, address: str) -> Iterator[Followed]:
         """Ends the reader only if all replicas that run now have refused it: the one that refused
         it may be another topology's, at the address of a replica that is lost."""
-        looked = list(self._next_replica())
+        looked = list(self._next_replica(address))
         addresses = self._found.addresses if self._found is not None else ()
         if not looked and addresses and set(addresses) <= set(self._refusals):
             if self._is_final(addresses):
@@ -244,8 +303,16 @@ class PartitionReader:
             yield Followed(self.partition, Received("UNDO", undone, pa.table({}), self._ticket))
 
 
-def _with_wait(ticket: str, wait_s: float) -> str:
-    return replace(parse_ticket(ticket.encode()), wait_s=wait_s).encode()
+def _probe(ticket: str) -> str:
+    """Asks for a little of what is there, at once."""
+    asked = replace(parse_ticket(ticket.encode()), wait_s=0.0, max_bytes=PROBE_BYTES)
+    return asked.encode()
+
+
+def _as_first(ticket: str, first: Ticket) -> str:
+    """What follows, asked for as in the first ticket."""
+    found = parse_ticket(ticket.encode())
+    return replace(found, wait_s=first.wait_s, max_bytes=first.max_bytes).encode()
 
 
 def follow(ticket: Ticket, find: Find, read: Read) -> Iterator[Followed]:

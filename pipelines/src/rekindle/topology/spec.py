@@ -90,10 +90,12 @@ class CheckpointSpec(Spec):
 
 class RecoverySpec(Spec):
     mode: Literal["Progressive", "Blocking"] = "Progressive"
-    """After a burst of failures, queries are recovered by priority (`Progressive`) or all together
-    (`Blocking`)."""
+    """Which missing tasks start while capacity is short, after any loss and at the first start:
+    those of the queries that are worth most for what they cost (`Progressive`), or none before
+    there is [capacity for all](design/recovery.md#bursts) (`Blocking`)."""
     burst_threshold: int = Field(2, ge=0)
-    """More lost partitions than this within `burstWindow` are a burst."""
+    """More lost partitions than this within `burstWindow` are a burst, which is shown as
+    `Progressive` in `status.recovery.mode`, and decides nothing."""
     burst_window: Duration = 10 * SECOND
     """Time in which lost partitions are counted."""
     autoscale: bool = False
