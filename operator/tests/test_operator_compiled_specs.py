@@ -29,7 +29,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of topologies, in the order in which they are compiled."""
     names: list[str] = []
 
-    def compile_one(name: str, _: str) -> compiled_specs.SpecResult:
+    def compile_one(name: str, *_: object) -> compiled_specs.SpecResult:
         names.append(name)
         return compiled_specs.Rejected(())
 
@@ -73,7 +73,7 @@ def test_a_pass_without_topologies_drops_none(compiled: list[str]) -> None:
 
 def test_each_pass_tells_the_cache_that_it_begins(cluster: ModelCluster) -> None:
     cluster.settle()
-    assert any(name == "flights" for name, _ in compiled_specs._COMPILED_SPECS._used)
+    assert any(name == "flights" for name, *_ in compiled_specs._COMPILED_SPECS._used)
     reconcile(Snapshot(), cluster.now)
     assert not compiled_specs._COMPILED_SPECS._used
 
@@ -88,12 +88,12 @@ def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Large specs take until the event is set."""
     released, compile_one = threading.Event(), compiled_specs._compile
 
-    def compile_slowly(name: str, text: str) -> compiled_specs.SpecResult:
+    def compile_slowly(name: str, text: str, accepted: bool) -> compiled_specs.SpecResult:
         if len(text) >= compiled_specs._LARGE_CHARS and "quick" not in text:
             assert released.wait(60)
         if "broken" in text:
             raise ValueError("broken")
-        return compile_one(name, text)
+        return compile_one(name, text, accepted)
 
     monkeypatch.setattr(compiled_specs, "_compile", compile_slowly)
     forget_results(monkeypatch)
@@ -190,3 +190,15 @@ def test_a_topology_of_which_nothing_is_compiled_yet_is_unknown(
     assert set(running.raw_pods) == pods
     release.set()
     settle_until(running, lambda: running.status()["phase"] == "Running")
+
+
+def test_what_runs_is_not_refused_by_a_newer_release() -> None:
+    spec = flights_spec()
+    for operator in spec["operators"]:
+        if "sql" in operator:
+            operator["sql"] += " AND origin <> 7" if "WHERE" in operator["sql"] else ""
+    new = compiled_specs.compile_spec("flights", spec)
+    assert isinstance(new, compiled_specs.Rejected)
+    assert {problem.reason for problem in new.problems} == {"NotANumber"}
+    accepted = compiled_specs.compile_spec("flights", spec, accepted=True)
+    assert isinstance(accepted, compiled_specs.Compiled)

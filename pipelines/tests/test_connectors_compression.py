@@ -113,6 +113,16 @@ def test_what_follows_the_last_stream_is_damage(suffix: str, garbage: bytes) -> 
     assert read_or_refuse(f"f{suffix}", ALL[suffix](CONTENT) + garbage) is None
 
 
+def test_a_zip_archive_has_nothing_before_or_after_it() -> None:
+    one, two = zipped(CONTENT), zipped(CONTENT[::-1])
+    for data in (one + two, b"x" + one, one + b"\0" * 35, one + one):
+        assert read_or_refuse("f.zip", data) is None
+    packed = io.BytesIO(one)
+    with zipfile.ZipFile(packed, "a") as archive:
+        archive.comment = b"made by hand"
+    assert read("f.zip", packed.getvalue()) == CONTENT
+
+
 @pytest.mark.parametrize("suffix", ALL)
 @pytest.mark.parametrize("other", [*ALL, *NOT_SUPPORTED, "", ".csv"])
 def test_the_name_says_what_the_content_is(suffix: str, other: str) -> None:

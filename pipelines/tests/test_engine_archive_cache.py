@@ -159,6 +159,7 @@ def test_nothing_outlives_a_caller_that_is_killed(tmp_path: Path) -> None:
     """Neither the training run nor its JVM, which here does not end with its standard input."""
     java, pid_file = tmp_path / "jdk/bin/java", tmp_path / "pid"
     (tmp_path / "jdk/lib").mkdir(parents=True)
+    (tmp_path / "jdk/lib/modules").touch()
     java.parent.mkdir(parents=True)
     lines = (
         "#!/bin/sh",

@@ -16,6 +16,8 @@ from spark_parts import StartSession
 
 from rekindle.arrow_types import TIMESTAMP
 from rekindle.connectors.event_time import evaluate
+from rekindle.engine.failure import EngineUnavailable
+from rekindle.engine.spark.jvm import find_java
 from rekindle.engine.spark.time_zones import RELEASE, java_database, make_java_home
 from rekindle.topology.schema import Scalar
 from rekindle.topology.sql.event_time import Column, LocalTime
@@ -103,6 +105,29 @@ def test_the_home_has_all_that_java_has(tmp_path: Path) -> None:
     assert (home / "conf/net.properties").read_text() == "conf/net.properties"
     assert (home / "lib/tzdb.dat").read_bytes() == java_database()
     assert (installed / "lib" / "tzdb.dat").read_text() == "old"
+
+
+def test_another_java_has_another_home(tmp_path: Path) -> None:
+    homes = []
+    for name in ("old", "new"):
+        installed = tmp_path / name
+        for path in ("bin/java", "lib/modules"):
+            (installed / path).parent.mkdir(parents=True, exist_ok=True)
+            (installed / path).write_text(name)
+        homes.append(make_java_home(installed / "bin" / "java", tmp_path))
+    assert [(home / "lib" / "modules").read_text() for home in homes] == ["old", "new"]
+
+
+def test_a_script_that_starts_java_is_asked_for_its_home(tmp_path: Path) -> None:
+    shim = tmp_path / "shims" / "java"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {find_java()} "$@"\n')
+    shim.chmod(0o755)
+    home = make_java_home(shim, tmp_path)
+    assert (home / "lib" / "modules").resolve() == find_java().parents[1] / "lib" / "modules"
+    shim.write_text("#!/bin/sh\nexit 1\n")
+    with pytest.raises(EngineUnavailable, match="set JAVA_HOME"):
+        make_java_home(shim, tmp_path)
 
 
 def test_the_database_names_its_release_and_all_zones() -> None:

@@ -225,6 +225,29 @@ def test_overwrite_deletes_earlier_output_and_nothing_else(tmp_path: Path) -> No
     assert list(mine.parent.glob("*.parquet"))
 
 
+def test_overwrite_deletes_no_input_nor_what_is_not_its_own(tmp_path: Path) -> None:
+    run(tmp_path)
+    marker = tmp_path / "q" / "_rekindle.json"
+    own = marker.read_text()
+    marker.write_text('{"topologyUid": "8d7c-cluster"}')
+    with pytest.raises(RekindleError, match="q is not of an earlier run of"):
+        run(tmp_path, overwrite=True)
+    marker.write_text(own)
+    (copied,) = list((tmp_path / "q").glob("*000.parquet"))[:1]
+    for place in ("backup/" + copied.name, "other-p000-e000000000001.parquet", "a/.tmp/thesis"):
+        mine = tmp_path / "q" / place
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_bytes(copied.read_bytes())
+        with pytest.raises(RekindleError, match="is not of an earlier run"):
+            run(tmp_path, overwrite=True)
+        mine.unlink()
+    notes = tmp_path / "everything" / "notes.txt"
+    notes.touch()
+    with pytest.raises(RekindleError, match=r"notes\.txt"):
+        run(tmp_path, overwrite=True)
+    assert copied.exists(), "nothing is deleted before all is checked"
+
+
 def test_overwrite_needs_an_output(tmp_path: Path) -> None:
     name, spec = loaded()
     with pytest.raises(RekindleError, match="give both"):

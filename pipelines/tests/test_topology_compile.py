@@ -245,6 +245,7 @@ def test_a_directory_is_shared_however_it_is_spelled(other: str) -> None:
         ("memory://q", "memory:///q", True),
         ("s3://b/q", "s3a://b/q/r", True),  # readers of the first would read the second
         ("s3://b/q/r/t", "s3://b/q", True),
+        ("s3://b/q/_r", "s3://b/q", False),  # which readers leave out
         ("s3://b/q", "s3://b/qr", False),
         ("s3://b/q", "gs://b/q", False),
         ("s3://b/q", "s3://b/Q", False),
@@ -276,6 +277,9 @@ def _shared(one: str, other: str) -> bool:
         ("file:///data/feed/*", "file:///data/feed/out", False),
         ("file:///data/*/*.parquet", "file:///data/feed", True),
         ("file:///data/**", "file:///data/feed/out", True),
+        ("file:///data/**", "file:///data/feed/_out", False),
+        ("file:///data//feed/./*.parquet", "local:///data/feed", True),
+        ("s3a://b/feed/*.parquet", "s3://b/feed", True),
         ("s3://b/feed", "s3a://b/feed/out", True),
         ("s3://b/feed", "gs://b/feed/out", False),
     ],
@@ -292,7 +296,26 @@ def test_no_output_is_where_a_source_reads(
         spec = spec.model_copy(update={"checkpoint": checkpoint})
     found = [p for p in check_urls(spec, skip_cluster_checks=True) if p.reason == "SharedPlace"]
     path = "spec.checkpoint.store" if is_store else "spec.queries[0].sink.files.url"
-    assert [p.path for p in found] == ([path] if refused else [])
+    no_file = is_store and read.endswith(".parquet")  # a store has no such files
+    assert [p.path for p in found] == ([path] if refused and not no_file else [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "refused"), [("q-p*", True), ("q-p000*.jsonl", True), ("other-p*", False)]
+)
+def test_the_files_of_a_sink_are_named_after_its_query(pattern: str, refused: bool) -> None:
+    files = {**source()["files"], "url": f"file:///data/feed/{pattern}"}
+    sink = {"files": {"url": "file:///data/feed"}}
+    spec = spec_of([source(files=files)], [], [query("q", "s", sink=sink)])
+    found = [p for p in check_urls(spec, skip_cluster_checks=True) if p.reason == "SharedPlace"]
+    assert bool(found) == refused
+
+
+@pytest.mark.parametrize("url", ["s3://b/in/**.parquet", "file:///data/flights**"])
+def test_a_pattern_that_no_store_reads_is_refused(url: str) -> None:
+    spec = spec_of([source(files={**source()["files"], "url": url})], [], [query("q", "s")])
+    found = list(check_urls(spec, skip_cluster_checks=True))
+    assert [(p.path, p.reason) for p in found] == [("spec.sources[0].files.url", "InvalidUrl")]
 
 
 def test_a_local_run_may_use_a_local_disk() -> None:

@@ -44,7 +44,7 @@ class StillCompiling(RekindleError):
     """A large spec is being compiled; a later pass has the result."""
 
 
-_Key = tuple[str, str]  # name of the topology, JSON of its spec
+_Key = tuple[str, str, bool]  # name of the topology, JSON of its spec, whether it is accepted
 _KEPT_RESULTS = 1024  # results, or twice as many as a pass uses
 _LARGE_CHARS = 8192  # of JSON; smaller ones take milliseconds, a second at the very most
 _HUGE_CHARS = 65536  # more than a few seconds
@@ -141,20 +141,21 @@ def start_pass() -> None:
     _COMPILED_SPECS.start_pass()
 
 
-def compile_spec(name: str, spec: Mapping[str, Any]) -> SpecResult:
+def compile_spec(name: str, spec: Mapping[str, Any], *, accepted: bool = False) -> SpecResult:
     """Parse, validate, compile. Reports all problems, not only the first. Raises StillCompiling.
-    The image plays no part: generation records have one where a spec has the default."""
+    `accepted`: see `compile_topology`. The image plays no part: generation records have one where a
+    spec has the default."""
     if isinstance(spec.get("image"), str):
         spec = {field: value for field, value in spec.items() if field != "image"}
-    return _COMPILED_SPECS.compiled((name, json.dumps(spec, sort_keys=True)))
+    return _COMPILED_SPECS.compiled((name, json.dumps(spec, sort_keys=True), accepted))
 
 
-def _compile(name: str, text: str) -> SpecResult:
+def _compile(name: str, text: str, accepted: bool) -> SpecResult:
     spec = json.loads(text)
     if is_too_deep(spec):
         what = f"is nested more than {MAX_SPEC_DEPTH} levels deep"
         return Rejected((Problem("spec", TOO_DEEP, what, "remove what is nested"),))
     try:
-        return Compiled(compile_topology(load_spec(spec), name))
+        return Compiled(compile_topology(load_spec(spec), name, accepted=accepted))
     except InvalidTopology as error:
         return Rejected(tuple(error.problems))

@@ -226,7 +226,7 @@ def _newest_running(view: TopologyView, records: GenerationRecords) -> CompiledG
     if not records.accepted:
         return None
     accepted = as_of_generation(view, records.accepted[-1])
-    match compile_spec(view.name, accepted.spec):
+    match compile_spec(view.name, accepted.spec, accepted=True):
         case Compiled(topology):
             return CompiledGeneration(accepted, topology)
         case Rejected():

@@ -163,7 +163,7 @@ class FirstRows:
         shown = sum(kept.num_rows for _, kept in self._kept)
         print(f"\n{self.query}: the first {shown:,} of {total:,} rows, by epoch", file=stream)
         for epoch, rows in self._kept:
-            for line in encode_lines(rows).decode().splitlines():
+            for line in encode_lines(rows).decode().rstrip("\n").split("\n"):
                 print(f"{epoch:>8}  {line}", file=stream)
 
 

@@ -107,7 +107,9 @@ def _compile(document: dict[str, Any]) -> Topology | None:
     from rekindle.topology.load import load_spec
 
     with contextlib.suppress(InvalidTopology):
-        return compile_topology(load_spec(document.get("spec")), document["metadata"]["name"])
+        return compile_topology(
+            load_spec(document.get("spec")), document["metadata"]["name"], accepted=True
+        )
     return None
 
 

@@ -206,7 +206,7 @@ def _segment(document: dict[str, object], query: str) -> Segment:
 
     meta = document["metadata"]
     assert isinstance(meta, dict)
-    topology = compile_topology(load_spec(document.get("spec")), meta["name"])
+    topology = compile_topology(load_spec(document.get("spec")), meta["name"], accepted=True)
     found = {q.name: q for q in topology.spec.queries}
     if query not in found:
         known = ", ".join(sorted(found))

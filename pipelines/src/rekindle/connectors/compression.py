@@ -24,6 +24,7 @@ from rekindle.errors import SchemaMismatch, SourceFailed
 
 _READ_BYTES = 256 << 10
 _SHOWN_ENTRIES = 3
+_END_RECORD_BYTES = 22
 
 
 class DamagedStream(Exception):
@@ -178,6 +179,8 @@ def _zip_entry(file: BinaryIO, where: str) -> Iterator[BinaryIO]:
                 f"{where}: the archive has {len(names)} entries{listed}; a zip archive of a source "
                 "has one file and no folder: unpack it"
             )
+        if archive.infolist()[0].header_offset or not _ends_with(file, archive.comment):
+            raise DamagedStream("something precedes or follows the archive")
         try:
             content = archive.open(names[0])
         except (RuntimeError, NotImplementedError) as e:  # encrypted, or another compression
@@ -187,6 +190,12 @@ def _zip_entry(file: BinaryIO, where: str) -> Iterator[BinaryIO]:
             ) from e
         with content:
             yield cast(BinaryIO, content)
+
+
+def _ends_with(file: BinaryIO, comment: bytes) -> bool:
+    """Whether the end record, and its comment, are the end of the file."""
+    file.seek(-len(comment) - _END_RECORD_BYTES, io.SEEK_END)
+    return file.read(4) == b"PK\x05\x06"
 
 
 def _gzip(file: BinaryIO, _: str) -> _Content:

@@ -69,11 +69,15 @@ _EXPANDED = re.compile(
     r"([+-]\d{4,}|\d{5,})-\d{2}-\d{2}([T ]\d{2}(:\d{2}(:\d{2}(\.\d{1,6})?)?)?Z?)?"
 )
 _EXPANDED_YEAR = r"^([+-]\d{4,}|\d{5,})-"
+_MOST_YEAR_DIGITS = 9
 _COMMON_FORMS = (  # what other programs write, and ISO 8601's own form of it
     (r"^(\d{4}-\d{2}-\d{2})t", r"\1T"),
     (r"(\d)\s*(?:UTC|z)$", r"\1Z"),
     (r"(:\d{2}(?:\.\d+)?)\s+([+-]\d{2}(?::?\d{2})?)$", r"\1\2"),
-    (rf"({_OFFSET})\[[\w/+-]+\]$", r"\1"),  # java.time.ZonedDateTime; the offset alone decides
+    (
+        rf"(:\d{{2}}(?:\.\d+)?{_OFFSET})\[[\w/+-]+\]$",
+        r"\1",
+    ),  # java.time.ZonedDateTime; the offset alone decides
     (rf"(:\d{{2}}\.\d{{6}})0+({_OFFSET})?$", r"\1\2"),  # nanoseconds that are whole microseconds
 )
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
@@ -344,7 +348,8 @@ def _text_as_decimal(column: pa.Array, target: pa.DataType, rules: TextRules) ->
     )
     _require(fits, "a number does not fit")
     sign = pc.replace_substring(pc.struct_field(parts, "sign"), "+", "")
-    digits = pc.binary_join_element_wise(sign, "0", whole, ".", fraction, "0", "")
+    fraction = pc.if_else(pc.equal(fraction, ""), "0", fraction)
+    digits = pc.binary_join_element_wise(sign, "0", whole, ".", fraction, "")
     if target.scale == 0:  # no digit may be left after the point, not even 0
         digits = pc.binary_join_element_wise(sign, "0", whole, "")
     return pc.cast(digits, target)
@@ -363,7 +368,9 @@ def decimal_of(text: str, target: pa.DataType) -> Decimal:
     digits = len(whole.lstrip("0")), len(fraction.rstrip("0"))
     if digits[0] > target.precision - target.scale or digits[1] > target.scale:
         raise ValueError(f"{text} does not fit")
-    return Decimal(plain.rstrip("0").rstrip(".") if fraction else plain)
+    without_zeros = plain.rstrip("0").rstrip(".") if fraction else plain
+    sign = "-" if plain.startswith("-") else ""
+    return Decimal(sign + (without_zeros.lstrip("+-") or "0"))
 
 
 def _without_exponent(text: str | None) -> str | None:
@@ -427,7 +434,8 @@ def _parse_expanded(texts: pa.Array, unit: str) -> pa.Array:
         if text is None:
             counts.append(None)
             continue
-        if not _EXPANDED.fullmatch(text):
+        year = text.lstrip("+-").partition("-")[0]
+        if not _EXPANDED.fullmatch(text) or len(year) > _MOST_YEAR_DIGITS:
             raise pa.ArrowInvalid(f"{text} is not ISO 8601")
         time = np.datetime64(text.removesuffix("Z"))
         count = time.astype(f"datetime64[{unit}]")

@@ -7,6 +7,7 @@ Errors of file systems, decompressors and decoders are raised as SourceFailed.
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import csv
 import io
@@ -16,6 +17,7 @@ from functools import partial
 from typing import Any, assert_never
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -241,6 +243,7 @@ def _parquet_batches(
         require_columns(file.schema_arrow.names, schema, where)
         _require_fields(file.schema_arrow, schema, where)
         row = 0
+        fine = _columns_of_int96(file, schema.names)
         for group in range(file.num_row_groups):
             in_group = file.metadata.row_group(group).num_rows
             first, row = row, row + in_group
@@ -251,11 +254,83 @@ def _parquet_batches(
                 continue
             with _row_group_errors(where, file, group):
                 rows = _rows_of_a_batch(f, file, group, schema.names)
+                exact = _by_nanoseconds(f, file, group, fine, rows)
                 for batch in file.iter_batches(rows, columns=schema.names, row_groups=[group]):
+                    _require_sound(batch, next(exact, None), first, where)
                     if to_skip < batch.num_rows:
                         yield first + to_skip, batch.select(schema.names).slice(to_skip)
                     to_skip = max(0, to_skip - batch.num_rows)
                     first += batch.num_rows
+
+
+def _columns_of_int96(file: pq.ParquetFile, names: list[str]) -> list[str]:
+    leaves = (file.schema.column(n) for n in range(len(file.schema)))
+    found = (leaf.path.partition(".")[0] for leaf in leaves if leaf.physical_type == "INT96")
+    return [name for name in dict.fromkeys(found) if name in names]
+
+
+def _by_nanoseconds(
+    raw_file: Any, file: pq.ParquetFile, group: int, columns: list[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The columns of INT96 with all their digits, modulo 2^64 nanoseconds."""
+    if not columns:
+        return iter(())
+    reader = pq.ParquetFile(raw_file, metadata=file.metadata)
+    found: Iterator[pa.RecordBatch] = reader.iter_batches(rows, columns=columns, row_groups=[group])
+    return found
+
+
+def _require_sound(
+    batch: pa.RecordBatch, exact: pa.RecordBatch | None, row: int, where: str
+) -> None:
+    """Check what Arrow's reader does not: that text is UTF-8, and that no time of INT96 is finer
+    than a microsecond. `row`: the number of the first one."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            column.validate(full=True)
+        except pa.ArrowInvalid as e:
+            rows = range(1, len(column) + 1)
+            valid = bisect.bisect_left(
+                rows, True, key=lambda count: not _is_valid(column.take(pa.array(range(count))))
+            )
+            what = f"{where}: column {name}, row {row + valid + 1}: {e}; correct the file"
+            raise SchemaMismatch(what) from e
+    if exact is None:
+        return
+    for name in exact.schema.names:
+        at = _first_finer(batch.column(name), exact.column(name))
+        if at is not None:
+            raise SchemaMismatch(
+                f"{where}: column {name}, row {row + at + 1}: {exact.column(name)[at]} has "
+                "nanoseconds, which a TIMESTAMP has not; write it with microseconds"
+            )
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _first_finer(micros: pa.Array, nanos: pa.Array) -> int | None:
+    """The first row with a time that is no whole microsecond."""
+    types = pa.types
+    if types.is_timestamp(micros.type):
+        whole = pc.fill_null(micros.cast(pa.int64()), 0).to_numpy().astype(np.uint64)
+        all_digits = pc.fill_null(nanos.cast(pa.int64()), 0).to_numpy().astype(np.uint64)
+        found = np.flatnonzero(all_digits != whole * np.uint64(1000))
+        return int(found[0]) if len(found) else None
+    if types.is_struct(micros.type):
+        pairs = zip(micros.flatten(), nanos.flatten(), strict=True)
+        rows = [row for pair in pairs if (row := _first_finer(*pair)) is not None]
+        return min(rows, default=None)
+    if hasattr(micros, "values") and _first_finer(micros.flatten(), nanos.flatten()) is not None:
+        one_by_one = ((micros.slice(at, 1), nanos.slice(at, 1)) for at in range(len(micros)))
+        found_in = (_first_finer(m.flatten(), n.flatten()) for m, n in one_by_one)
+        return next((at for at, inner in enumerate(found_in) if inner is not None), None)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

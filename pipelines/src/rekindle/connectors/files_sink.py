@@ -18,7 +18,7 @@ import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -80,12 +80,22 @@ def parse_name(name: str) -> SinkFileName | None:
     return SinkFileName(match["query"], int(match["partition"]), int(match["epoch"]))
 
 
-def is_of_sink(path: PurePath) -> bool:
-    """Whether a file, by its path relative to the sink's URL, is one that a sink has written, or
-    has left unfinished."""
-    if not {EPOCH_RANGES_FOLDER, TEMP_DIRECTORY}.isdisjoint(path.parts):
-        return True
-    return str(path) == MARKER or parse_name(path.name) is not None
+def is_of_sink(path: PurePath, query: str) -> bool:
+    """Whether a file, by its path relative to the sink's URL, is one that a sink of the query has
+    written, or has left unfinished."""
+    if len(path.parts) > 1:
+        return path.parts[0] in (EPOCH_RANGES_FOLDER, TEMP_DIRECTORY)
+    found = parse_name(path.name)
+    return path.name == MARKER or (found is not None and found.query == query)
+
+
+def owner_of(directory: Path) -> str | None:
+    """The uid of the topology that a directory of a sink belongs to; None if it says none."""
+    try:
+        owner = json.loads((directory / MARKER).read_bytes())["topologyUid"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return str(owner)
 
 
 def open_sink(options: FilesSinkSpec, context: SinkContext) -> FilesSink:

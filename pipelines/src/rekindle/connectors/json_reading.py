@@ -182,7 +182,8 @@ def _by_arrow(block: bytes, raw: pa.Schema) -> pa.RecordBatch | None:
     wide = pa.schema([f.with_type(_widened(f.type)) for f in raw])
     if _may_have_null_line(block) or _has_deep_line(block) or not _is_utf8(block):
         return None
-    if wide != raw and _DECIMAL_FOR_PYTHON.search(block):
+    # An escape may stand for an E.
+    if wide != raw and (b"\\" in block or _DECIMAL_FOR_PYTHON.search(block)):
         return None
     parse = pa_json.ParseOptions(explicit_schema=wide, unexpected_field_behavior="ignore")
     read = pa_json.ReadOptions(block_size=len(block) + 1, use_threads=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
@@ -103,6 +104,6 @@ def _read_from(source: SourceSpec, directory: Path, paths: dict[str, str]) -> So
 
 def _write_to(query: QuerySpec, directory: Path) -> QuerySpec:
     format = query.sink.files.format if query.sink.files is not None else "parquet"
-    url = f"file://{directory.absolute()}/{query.name}"
+    url = f"file://{os.path.normpath(directory.absolute())}/{query.name}"
     sink = {"files": {"url": url, "format": format}}
     return query.model_copy(update={"sink": type(query.sink).model_validate(sink)})

@@ -20,7 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from rekindle.arrow_types import arrow_schema
-from rekindle.connectors.files_sink import is_of_sink
+from rekindle.connectors.files_read import find_files
+from rekindle.connectors.files_sink import is_of_sink, owner_of
 from rekindle.connectors.registry import open_sink, open_source
 from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource, SourceSummary
@@ -153,7 +154,7 @@ def run_reference(
         sources = _open_sources(topology, work, stack)
         last = last_epoch_to_run(sources, until_epoch)
         if overwrite:
-            _remove_output(spec, output)
+            _remove_output(topology, output)
         _require_no_output(topology)  # before Spark starts, which takes seconds
         opened = tuple(
             _describe_source(topology, name, sources)
@@ -227,7 +228,7 @@ def _query_sink_opener(topology: Topology) -> QuerySinkOpener:
     queries = {query.name: query for query in topology.spec.queries}
 
     def open_query_sink(name: str, partition: int, schema: pa.Schema) -> Sink:
-        return open_sink(name, queries[name].sink, partition, f"reference-{topology.name}", schema)
+        return open_sink(name, queries[name].sink, partition, _uid(topology.name), schema)
 
     return open_query_sink
 
@@ -252,22 +253,44 @@ def _require_no_output(topology: Topology) -> None:
                 )
 
 
-def _remove_output(spec: TopologySpec, output: Path | None) -> None:
-    """Delete what earlier runs have written to the queries' directories in `output`. Raises
-    RekindleError if there is something else in them, or no `output`: a query's own sink may be that
-    of a cluster."""
+def _remove_output(topology: Topology, output: Path | None) -> None:
+    """Delete what earlier runs of the topology have written to its queries' directories in
+    `output`. Raises RekindleError, and deletes nothing, if anything else is in one of them, or if
+    there is no `output`: a query's own sink may be that of a cluster."""
     if output is None:
         raise RekindleError("--overwrite deletes files below --output: give both")
-    for directory in (output / query.name for query in spec.queries):
-        files = [path for path in directory.rglob("*") if not path.is_dir()]
-        foreign = [path for path in files if not is_of_sink(path.relative_to(directory))]
-        if foreign:
-            raise RekindleError(
-                f"--overwrite: {foreign[0]} is not of an earlier run; remove it, or choose another "
-                "--output"
-            )
-        if files:
+    inputs = {path.resolve() for path in _input_files(topology)}
+    directories = [output / query.name for query in topology.spec.queries]
+    for directory, query in zip(directories, topology.spec.queries, strict=True):
+        if directory.is_symlink():
+            raise RekindleError(f"--overwrite: {directory} is a link; give the directory itself")
+        files = [path for path in directory.rglob("*") if not path.is_dir() or path.is_symlink()]
+        foreign = (f for f in files if not is_of_sink(f.relative_to(directory), query.name))
+        what = next((f"{path} is not of an earlier run" for path in foreign), None)
+        what = what or next(
+            (f"{p} is read by a source" for p in files if p.resolve() in inputs), None
+        )
+        if files and what is None and owner_of(directory) != _uid(topology.name):
+            what = f"{directory} is not of an earlier run of {topology.name}"
+        if what is not None:
+            raise RekindleError(f"--overwrite: {what}; remove it, or choose another --output")
+    for directory in directories:
+        if directory.exists():
             shutil.rmtree(directory)
+
+
+def _uid(topology: str) -> str:
+    """What the sinks of a run name as their owner."""
+    return f"reference-{topology}"
+
+
+def _input_files(topology: Topology) -> Iterator[Path]:
+    """The local files of all sources."""
+    for source in topology.spec.sources:
+        for given in source.kinds.values():
+            url = given.input_url if given is not None else None
+            if url is not None and url.startswith(("file://", "local://")):
+                yield from (Path(file.path) for file in find_files(url, source.name)[1])
 
 
 @contextlib.contextmanager

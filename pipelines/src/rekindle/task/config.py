@@ -94,7 +94,7 @@ class TaskConfig:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadEnvironment(f"topology file {path}: {error!r}") from error
         # Whether file:// stores are shared was checked when the topology was accepted.
-        topology = compile_topology(spec, name, skip_cluster_checks=True)
+        topology = compile_topology(spec, name, skip_cluster_checks=True, accepted=True)
         ref = TaskRef(
             segment=_required(env, "REKINDLE_SEGMENT"),
             partition=_number(env, "REKINDLE_PARTITION"),

@@ -21,6 +21,7 @@ from rekindle.errors import InvalidTopology
 from rekindle.topology.checks.streams import DerivedStreams, Stream, derive_streams
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
+from rekindle.topology.problems import MISTAKES
 from rekindle.topology.resources import task_resources
 from rekindle.topology.schema import Schema, type_in_operator_id
 from rekindle.topology.spec import OperatorSpec, SourceSpec, TopologySpec
@@ -31,15 +32,20 @@ _NOT_IN_ID = {"replicas", "resources", "partitions", "checkpoint", "inputs", "sc
 
 
 def compile_topology(
-    spec: TopologySpec, name: str, *, skip_cluster_checks: bool = False
+    spec: TopologySpec, name: str, *, skip_cluster_checks: bool = False, accepted: bool = False
 ) -> Topology:
     """Validate and compile; raises InvalidTopology with all problems.
+
+    `accepted`: of a generation that runs, so that a newer release refuses it only if it cannot be
+    computed.
 
     `skip_cluster_checks`: for a run on one machine, where `file://` URLs need no shared volume,
     and for a spec that the operator has checked.
     """
     derived = derive_streams(spec)
     problems = validate_derived(spec, name, derived, skip_cluster_checks=skip_cluster_checks)
+    if accepted:
+        problems = [problem for problem in problems if problem.reason not in MISTAKES]
     if problems:
         raise InvalidTopology(problems)
     nodes = _nodes(spec, derived)

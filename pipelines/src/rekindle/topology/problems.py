@@ -9,6 +9,8 @@ from rekindle.errors import Problem, RekindleError
 
 NOT_SUPPORTED_YET = "NotSupportedYet"
 TOO_DEEP = "TooDeep"
+MISTAKES = frozenset({"NotANumber", "SharedPlace", "UnknownTimeZone"})
+"""Reasons of what can run, and is probably wrong: it is refused in a new generation only."""
 
 
 class InvalidSql(RekindleError):

@@ -61,7 +61,7 @@ def _main() -> None:
     def compiled(name: str, spec: Any) -> Topology | str:
         try:
             # Whether file:// stores are shared was checked when the topology was accepted.
-            return compile_topology(load_spec(spec), name, skip_cluster_checks=True)
+            return compile_topology(load_spec(spec), name, skip_cluster_checks=True, accepted=True)
         except InvalidTopology as error:
             return str(error)
 

@@ -11,8 +11,12 @@ Design: docs/design/engine.md#time-zones.
 from __future__ import annotations
 
 import calendar
+import contextlib
+import hashlib
 import re
 import struct
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +30,7 @@ from rekindle.engine.failure import EngineUnavailable
 RELEASE: str = tzdata.IANA_VERSION
 """Such as `2026f`; Java reports it as the version of its zones."""
 _DATABASE = "tzdb.dat"
+_MODULES = "modules"
 _HOUR_S, _DAY_S = 3_600, 86_400
 _QUARTER_S = 900
 _SHORT_TIMES = (-4_575_744_000, 10_413_792_000)
@@ -35,22 +40,47 @@ _LAST_WEEK = 5
 
 
 def make_java_home(java: Path, directory: Path) -> Path:
-    """A `java.home` in `directory` for this `bin/java`, with the zones of the package. Raises
+    """A `java.home` below `directory` for this `bin/java`, with the zones of the package. Raises
     EngineUnavailable."""
-    installed, home = java.parent.parent, directory / "java"
     try:
-        (home / "lib").mkdir(parents=True, exist_ok=True)
-        for path in (*installed.iterdir(), *(installed / "lib").iterdir()):
-            link = home / path.relative_to(installed)
-            if path.name not in ("lib", _DATABASE) and not link.is_symlink():
-                link.symlink_to(path)
-        database = home / "lib" / _DATABASE
-        new = database.with_suffix(".new")
-        new.write_bytes(java_database())
-        new.replace(database)  # another JVM may read it
+        directory.mkdir(parents=True, exist_ok=True)
+        installed = _installed_home(java)
+        about = f"{RELEASE} {installed} {(installed / 'lib' / _MODULES).stat().st_mtime_ns}"
+        home = directory / f"java-{hashlib.sha256(about.encode()).hexdigest()[:16]}"
+        if not home.exists():
+            with tempfile.TemporaryDirectory(dir=directory) as made:
+                _link_home(installed, Path(made) / "home")
+                with contextlib.suppress(OSError):  # another process was faster
+                    (Path(made) / "home").rename(home)
+        if not (home / "lib" / _DATABASE).exists():
+            raise EngineUnavailable(f"the JVM's time zones cannot be written to {home}")
     except OSError as e:
         raise EngineUnavailable(f"the JVM's time zones cannot be written: {e}") from e
     return home
+
+
+def _installed_home(java: Path) -> Path:
+    """The `java.home` of a `bin/java`; the JVM says it if the file is a script that starts it."""
+    home = java.parent.parent
+    if (home / "lib" / _MODULES).exists():
+        return home
+    command = [str(java), "-XshowSettings:properties", "-version"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        found = re.search(r"^ *java[.]home = (.+)$", done.stderr, re.MULTILINE)
+    except (OSError, subprocess.SubprocessError):
+        found = None
+    if found is None or not (Path(found[1]) / "lib" / _MODULES).exists():
+        raise EngineUnavailable(f"{java} is not of a JDK 17 or 21: set JAVA_HOME to one")
+    return Path(found[1])
+
+
+def _link_home(installed: Path, home: Path) -> None:
+    (home / "lib").mkdir(parents=True)
+    for path in (*installed.iterdir(), *(installed / "lib").iterdir()):
+        if path.name not in ("lib", _DATABASE):
+            (home / path.relative_to(installed)).symlink_to(path)
+    (home / "lib" / _DATABASE).write_bytes(java_database())
 
 
 def java_database() -> bytes:

@@ -8,9 +8,11 @@ image.
 
 from __future__ import annotations
 
+import contextlib
 import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
@@ -42,15 +44,28 @@ class _Disk(Enum):
     POD_LOCAL = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class _Output:
+    """A sink or the store: the path of its field, its URL, and names of files below that."""
+
+    path: str
+    url: str
+    files: tuple[str, ...]
+
+
 def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Problem]:
-    urls = [(_STORE, spec.checkpoint.store)]
+    outputs = [_Output(_STORE, spec.checkpoint.store, ("uid/manifests/000000000000.json",))]
     for at, query in enumerate(spec.queries):
         for kind, sink in query.sink.kinds.items():
             if sink is not None and sink.output_url is not None:
-                urls.append((f"spec.queries[{at}].sink.{kind}.url", sink.output_url))
+                path = f"spec.queries[{at}].sink.{kind}.url"
+                stem = f"{query.name}-p000-e000000000000"
+                files = (f"{stem}.parquet", f"{stem}.jsonl")
+                outputs.append(_Output(path, sink.output_url, files))
     mounts = _mounts(spec)
     taken: dict[tuple[str, str], str] = {}
-    for path, url in urls:
+    for output in outputs:
+        path, url = output.path, output.url
         why_not = "cannot create an object only if it is absent"
         yield from _check_url(
             url, path, _CREATE_IF_ABSENT, why_not, skip_cluster_checks=skip_cluster_checks
@@ -60,7 +75,7 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
             what = f"{url} is used by {taken[key]} too"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
         taken.setdefault(key, path)
-        yield from _check_is_apart(url, path, urls, spec)
+        yield from _check_is_apart(output, outputs, spec)
         if not skip_cluster_checks:
             yield from _check_is_on_volume(url, path, spec.checkpoint.volume, mounts)
     # With _CREATE_IF_ABSENT, because fsspec lists some of these only if their driver is installed.
@@ -72,22 +87,24 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
         for kind, given in source.kinds.items():
             if given is not None and given.input_url is not None:
                 where = f"spec.sources[{at}].{kind}.url"
+                yield from _check_pattern(given.input_url, where)
                 yield from _check_url(
                     given.input_url, where, known, why_not, skip_cluster_checks=skip_cluster_checks
                 )
 
 
 def _check_is_apart(
-    url: str, path: str, outputs: Sequence[tuple[str, str]], spec: TopologySpec
+    output: _Output, outputs: Sequence[_Output], spec: TopologySpec
 ) -> Iterator[Problem]:
     """Not in the directory of a sink, whose readers would read it too, nor in that of a source."""
-    for other_path, other in outputs:
-        if other_path != _STORE and _parts_below(url, other):
-            what = f"{url} is in {other}, the directory of {other_path}"
+    url, path = output.url, output.path
+    for other in outputs:
+        if other.path != _STORE and _is_visible(_parts_below(url, other.url)):
+            what = f"{url} is in {other.url}, the directory of {other.path}"
             yield Problem(path, "SharedPlace", what, "give each its own directory")
     for source in spec.sources:
         input_url = next((k.input_url for k in source.kinds.values() if k is not None), None)
-        if input_url is not None and _is_read(url, input_url):
+        if input_url is not None and _is_read(output, input_url):
             what = f"{url} is where source {source.name} reads, so its files would be input"
             hint = "write it elsewhere, or into a directory whose name begins with _"
             yield Problem(path, "SharedPlace", what, hint)
@@ -97,25 +114,42 @@ def _parts_below(url: str, directory: str) -> Sequence[str]:
     """The parts of a URL's path below a directory; none if it is not below it."""
     (scheme, path), (other_scheme, above) = _normalized_url(url), _normalized_url(directory)
     above = above.rstrip("/") + "/"
-    return (
-        path[len(above) :].split("/")
-        if (scheme, True) == (other_scheme, path.startswith(above))
-        else ()
-    )
+    is_below = scheme == other_scheme and path.startswith(above)
+    return path[len(above) :].split("/") if is_below else ()
 
 
-def _is_read(output: str, input_url: str) -> bool:
-    """Whether a source of `input_url`, a directory or a pattern, would read files below `output`.
-    It leaves out what is hidden."""
-    fixed = input_url.split("*")[0].split("?")[0].split("[")[0]
-    if fixed != input_url:
-        file = "/".join((output.rstrip("/"), "query-p000-e000000000000"))
-        names = (file + suffix for suffix in (".parquet", ".jsonl", ".json"))
-        return any(re.match(glob_translate(input_url), name) for name in names)
-    if _normalized_url(output) == _normalized_url(input_url):
-        return True
-    below = _parts_below(output, input_url)
-    return bool(below) and not any(part.startswith((".", "_")) for part in below)
+def _is_visible(parts: Sequence[str]) -> bool:
+    """Whether a reader of a directory reads what is at this path below it."""
+    return bool(parts) and not any(part.startswith((".", "_")) for part in parts)
+
+
+def _is_read(output: _Output, input_url: str) -> bool:
+    """Whether a source of `input_url`, a directory or a pattern, would read files of an output."""
+    fixed = re.split(r"[*?[]", input_url)[0]
+    if fixed == input_url:
+        same = _normalized_url(output.url) == _normalized_url(input_url)
+        return same or _is_visible(_parts_below(output.url, input_url))
+    (scheme, path), (other_scheme, pattern) = map(_normalized_url, (output.url, input_url))
+    if scheme != other_scheme:
+        return False
+    names_hidden = any(part.startswith((".", "_")) for part in input_url[len(fixed) :].split("/"))
+    files = [f"{path}/{name}" for name in output.files]
+    with contextlib.suppress(ValueError):  # a pattern that is refused
+        found = [file for file in files if re.match(glob_translate(pattern), file)]
+        directory = f"{scheme}://{pattern[: pattern.index('*') if '*' in pattern else None]}"
+        above = directory.rpartition("/")[0]
+        return any(
+            names_hidden or _is_visible(_parts_below(f"{scheme}://{file}", above)) for file in found
+        )
+    return False
+
+
+def _check_pattern(url: str, path: str) -> Iterator[Problem]:
+    try:
+        glob_translate(url)
+    except ValueError:
+        what = f"{url}: ** stands for whole directories"
+        yield Problem(path, "InvalidUrl", what, "write it like dir/**/*.parquet")
 
 
 def _normalized_url(url: str) -> tuple[str, str]:

@@ -8,17 +8,26 @@ Design: docs/design/compilation.md#row-wise-sql.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from functools import cached_property
 
 from sqlglot import exp
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import NOT_SUPPORTED_YET, nearest
-from rekindle.topology.schema import Array, DataType, Field, Scalar, Schema, Struct, is_number
+from rekindle.topology.schema import (
+    Array,
+    DataType,
+    Field,
+    Scalar,
+    Schema,
+    Struct,
+    is_integer,
+    is_number,
+)
 from rekindle.topology.sql.casts_without_date import may_lack_date
 from rekindle.topology.sql.ddl import hint_for
 from rekindle.topology.sql.functions import WITHOUT_PARENTHESES
@@ -41,6 +50,8 @@ _COMPARISONS = (
     exp.Between,
     exp.In,
 )
+_WHOLE = re.compile(r"[+-]?\d+")
+_NUMBER = re.compile(r"(?i)[+-]?(\d+[.]?\d*|[.]\d+)(e[+-]?\d+)?[df]?|[+-]?(nan|inf|infinity)")
 MAX_COLUMNS = 4096
 """Maximum number of output columns of a SELECT. A source has at most 2,700, but each `*` repeats
 them."""
@@ -119,10 +130,21 @@ def check_casts(select: exp.Select, visible: VisibleColumns) -> list[Problem]:
             hint = "cast each by itself: transform(texts, x -> CAST(x AS TIMESTAMP))"
             found.append(Problem("", "NonDeterministic", f"{what} get the current date", hint))
     for node in select.find_all(*_COMPARISONS):
-        sides = {side: _type_of(side, visible) for side in node.iter_expressions()}
+        sides = {side: _type_of_side(side, visible) for side in node.iter_expressions()}
         found += _strings_compared_with_times(sides)
         found += _strings_compared_with_numbers(sides)
     return found
+
+
+def _type_of_side(side: exp.Condition, visible: VisibleColumns) -> DataType | None:
+    """A list has many literals, whose types need no inference."""
+    match side.unnest():
+        case exp.Literal(is_string=True):
+            return Scalar.STRING
+        case exp.Literal() as number:
+            return Scalar.BIGINT if _WHOLE.fullmatch(number.name) else None
+        case _:
+            return _type_of(side, visible)
 
 
 _Sides = Mapping[exp.Condition, DataType | None]
@@ -130,22 +152,25 @@ _Sides = Mapping[exp.Condition, DataType | None]
 
 def _strings_compared_with_numbers(sides: _Sides) -> Iterator[Problem]:
     """Spark casts them to numbers; those that are none become NULL, and their rows vanish."""
-    if not any(is_number(data_type) for data_type in sides.values()):
+    numbers = [data_type for data_type in sides.values() if is_number(data_type)]
+    if not numbers:
         return
+    whole = all(is_integer(data_type) for data_type in numbers)
     for side, data_type in sides.items():
-        if data_type is not Scalar.STRING or _is_number_in_quotes(side):
+        literal = side.unnest()
+        if data_type is not Scalar.STRING or _is_number_in_quotes(literal, whole=whole):
             continue
         text = side.sql(dialect=DIALECT)
         what = f"{text} is compared with a number, and is a STRING"
-        hint = f"write CAST({text} AS BIGINT), which is NULL for other texts, or the number in ''"
-        yield Problem("", "NotANumber", what, "write a number" if side.is_string else hint)
+        hint = f"write CAST({text} AS DOUBLE), which is NULL for other texts"
+        yield Problem("", "NotANumber", what, "write a number" if literal.is_string else hint)
 
 
-def _is_number_in_quotes(side: exp.Condition) -> bool:
-    try:
-        return isinstance(side, exp.Literal) and Decimal(side.name).is_finite()
-    except InvalidOperation:
+def _is_number_in_quotes(side: exp.Expr, *, whole: bool) -> bool:
+    """Whether Spark reads a literal as this number; `whole`: as a whole one, without a fraction."""
+    if not isinstance(side, exp.Literal):
         return False
+    return bool((_WHOLE if whole else _NUMBER).fullmatch(side.name.strip()))
 
 
 def _strings_compared_with_times(sides: _Sides) -> Iterator[Problem]:

@@ -20,11 +20,12 @@ from rekindle.topology.problems import did_you_mean
 
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
 _OFFSET = re.compile(r"(?P<sign>[+-])(?P<hours>\d{2}):(?P<minutes>\d{2})")
-_OFFSET_IN_SPARK = re.compile(r"Z|(UTC|GMT|UT)?[+-]\d{1,2}(:?\d{2}){0,2}")
+_UP_TO_18 = r"(18(:?00){0,2}|(0?\d|1[0-7])(:?[0-5]\d){0,2})"
+_OFFSET_IN_SPARK = re.compile(rf"Z|(UTC|GMT|UT)?[+-]{_UP_TO_18}")
 """Spark reads more forms than `eventTime.expression` does."""
 _FIXED = {"EST": "-05:00", "HST": "-10:00", "MST": "-07:00"}
 """Spark takes these names for offsets; in the package they are the zones of cities."""
-_MAX_HOURS = 18
+_MAX_OFFSET = dt.timedelta(hours=18)
 _OF_PARTS = frozenset(
     {"make_timestamp", "make_timestamp_ltz", "try_make_timestamp", "try_make_timestamp_ltz"}
 )
@@ -35,10 +36,9 @@ def find_zone(name: str) -> dt.tzinfo | None:
     """A zone by its name, or by an offset such as +02:00; None if there is none."""
     offset = _OFFSET.fullmatch(_FIXED.get(name, name))
     if offset is not None:
-        hours, minutes = int(offset["hours"]), int(offset["minutes"])
-        if hours > _MAX_HOURS or minutes >= 60:
+        delta = dt.timedelta(hours=int(offset["hours"]), minutes=int(offset["minutes"]))
+        if delta > _MAX_OFFSET or int(offset["minutes"]) >= 60:
             return None
-        delta = dt.timedelta(hours=hours, minutes=minutes)
         return dt.timezone(-delta if offset["sign"] == "-" else delta)
     return _named(name) if _ZONE.fullmatch(name) else None
 
@@ -53,7 +53,9 @@ def _named(name: str) -> dt.tzinfo | None:
 
 
 def unknown_zone(name: str) -> Problem:
-    hint = did_you_mean(name, (files("tzdata") / "zones").read_text().split())
+    is_abbreviation = name.isupper() and "/" not in name  # a similar one is another zone
+    known = () if is_abbreviation else (files("tzdata") / "zones").read_text().split()
+    hint = did_you_mean(name, known)
     what = f"unknown time zone {name!r}"
     return Problem("", "UnknownTimeZone", what, hint or "write it like Europe/Paris or +02:00")
 
