@@ -89,7 +89,8 @@ def _description(text: str, schema: yaml.MappingNode, meaning: str) -> tuple[int
     if schema.flow_style:  # at the end of {type: string}
         indent = text[: schema.start_mark.index].rpartition("\n")[2]
         margin = " " * (len(indent) - len(indent.lstrip()) + 2)
-        quoted = f'description: "{meaning.replace(chr(34), chr(39))}"'
+        escaped = meaning.replace("\\", "\\\\").replace('"', "'")
+        quoted = f'description: "{escaped}"'
         new = f",\n{_wrapped(quoted, margin)}"
         start = old[0].start_mark.index if old else schema.end_mark.index - 1
         if old:
