@@ -11,7 +11,10 @@ from rekindle_testing.fuzz.__main__ import run
 from rekindle_testing.fuzz.session import session
 from rekindle_testing.fuzz.verdict import Verdict
 
-pytestmark = pytest.mark.api
+pytestmark = [
+    pytest.mark.api,
+    pytest.mark.long,  # like `make fuzz`; cases with a name: test_crd.py
+]
 
 SEED = 1
 COUNT = 60

@@ -116,6 +116,7 @@ def test_storms_are_the_days_of_each_airport(input: Path, output: Path) -> None:
     assert_same_rows(got, wanted, ["window_end", "origin"])
 
 
+@pytest.mark.long  # of the chain alone: test_engine_chain.py, test_reference_late_rows.py
 def test_results_do_not_depend_on_how_many_epochs_a_call_takes(
     input: Path, output: Path, tmp_path: Path
 ) -> None:

@@ -46,6 +46,7 @@ def read_once(address: str, ticket: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.process
+@pytest.mark.long  # on a cluster: test_stream_sinks.py
 @pytest.mark.timeout(600)
 def test_a_reader_gets_each_row_once_while_its_replica_is_lost(
     tasks: TaskProcesses, tmp_path: Path
