@@ -99,6 +99,12 @@ class BranchedInputs:
             self._pass_on(BatchReceived(channel, batch, live))
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
+        if live or channel not in self._live_readers:  # they may read different replicas
+            self._note_announced(channel, progress)
+        for event in self._reports.receive(channel, progress, live=live):
+            self._pass_on(event)
+
+    def _note_announced(self, channel: Channel, progress: StreamProgress) -> None:
         report = progress.live
         newest = NO_EPOCH if report is None else report.newest_tentative
         known = self.announced.get(channel)
@@ -108,8 +114,6 @@ class BranchedInputs:
             self.announced[channel] = Announced(newest, self._process.scheduler.now)
         else:
             known.times += 1
-        for event in self._reports.receive(channel, progress, live=live):
-            self._pass_on(event)
 
     def _pass_on(self, event: InputEvent) -> None:
         if self._early is not None:
@@ -139,6 +143,7 @@ class BranchedInputs:
         match effect:
             case ReadLive(channel, from_epoch):
                 self._reports.live_began(channel)
+                self.announced.pop(channel, None)
                 reader = self._live_readers[channel] = self._reader(channel, from_epoch, live=True)
                 key = reader.subscription.stream, channel.partition
                 reader.route(self._endpoints.get(key, ()))

@@ -5,7 +5,6 @@ Invariant: docs/invariants.md#i3. Paper: DPC (Balazinska et al. 2005), sections 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rekindle.consistency.messages import ConsistencySettings
@@ -167,9 +166,9 @@ class TentativeChecks:
                 self._counts_from.pop(done, None)
             self._newest_output, self._output_at = epoch, self.now
 
-    def tick(self, better: frozenset[str], announced: Mapping[Channel, Announced]) -> None:
+    def tick(self, better: frozenset[str], announced: dict[Channel, Announced]) -> None:
         """`better`: replicas that should be read instead of those that are. `announced`: what
-        replicas that are read have put out, and has not arrived."""
+        replicas that are read have put out, and has not arrived; what is no longer needed goes."""
         now = self.now
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
@@ -180,7 +179,10 @@ class TentativeChecks:
         if self._is_exempt():
             self._exempt_at, self._catching_up = now, True
         self._ticked_at = now
-        for channel, epoch in announced.items():
+        for channel, epoch in list(announced.items()):
+            if epoch.epoch <= self._newest_output:  # its turn is over
+                del announced[channel]
+                continue
             since = max(epoch.since, self._exempt_at)
             if now > since + _ANNOUNCED_S and epoch.times >= _ANNOUNCED_TIMES:
                 self._fail_if(
