@@ -124,6 +124,29 @@ def test_a_zip_archive_has_nothing_before_or_after_it() -> None:
 
 
 @pytest.mark.parametrize("suffix", ALL)
+@pytest.mark.parametrize("inner", [gzip.compress, zipped, bz2.compress])
+def test_what_is_compressed_twice_is_named(suffix: str, inner: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(SourceFailed, match=r"it is compressed twice, inside with .*unpack it"):
+        read(f"f{suffix}", ALL[suffix](inner(CONTENT)))
+
+
+def test_a_zip_archive_needs_a_store_that_reads_parts() -> None:
+    class FromBeginning(io.BytesIO):
+        def seek(self, *_: object) -> int:
+            raise ValueError("no ranges")
+
+    class Store:
+        def open(self, path: str, mode: str) -> io.BytesIO:
+            return FromBeginning(zipped(CONTENT))
+
+    with (
+        pytest.raises(SourceFailed, match=r"f\.zip: no ranges; .*unpack it, or compress it"),
+        open_decompressed(Store(), "/f.zip", "f.zip"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("suffix", ALL)
 @pytest.mark.parametrize("other", [*ALL, *NOT_SUPPORTED, "", ".csv"])
 def test_the_name_says_what_the_content_is(suffix: str, other: str) -> None:
     data = ALL[suffix](CONTENT)

@@ -106,6 +106,7 @@ def test_an_exponent_may_be_an_escape(escaped: str) -> None:
         ("18446744073709553640-01-01", TIMESTAMP),
         ("18446744073709553640-01-01", pa.date32()),
         ("2024-06-01[Europe/Paris]", TIMESTAMP),
+        ("12024-06-01T00:00:00Z", pa.date32()),
         ("2024-06-01T10:00:00[Europe/Paris]", TIMESTAMP),
     ],
 )

@@ -63,7 +63,19 @@ def open_decompressed(fs: Any, path: str, where: str) -> Iterator[BinaryIO]:
             yield file
             return
         with open_content(file, where) as content:
+            _require_once(content, where)
             yield content
+
+
+def _require_once(content: Any, where: str) -> None:
+    """Check that what was compressed is not compressed itself."""
+    inner = _starting_like(content.peek(_START_BYTES))
+    if inner is not None:
+        raise SourceFailed(f"{where}: it is compressed twice, inside with {inner.name}: unpack it")
+
+
+def _starting_like(start: bytes) -> _Compression | None:
+    return next((c for c in _COMPRESSIONS if start.startswith(c.starts)), None)
 
 
 def is_named_as_compressed(path: str) -> bool:
@@ -79,7 +91,7 @@ def _opener(fs: Any, path: str, where: str) -> Callable[[BinaryIO, str], _Conten
     with fs.open(path, "rb") as file:
         start = file.read(_START_BYTES)
     named = _named(path)
-    found = next((c for c in _COMPRESSIONS if start.startswith(c.starts)), None)
+    found = _starting_like(start)
     if found is None:
         if named is not None and named.open is not None:
             raise SourceFailed(
@@ -171,9 +183,15 @@ def _after_padding(file: BinaryIO, data: bytes, multiple: int) -> bytes:
 @contextlib.contextmanager
 def _zip_entry(file: BinaryIO, where: str) -> Iterator[BinaryIO]:
     """The only entry of an archive."""
-    with zipfile.ZipFile(file) as archive:
+    try:
+        opened = zipfile.ZipFile(file)
+    except ValueError as e:  # of a store that reads files from their beginning only
+        raise SourceFailed(
+            f"{where}: {e}; a zip archive is read from its end: unpack it, or compress it with gzip"
+        ) from e
+    with opened as archive:
         names = archive.namelist()
-        if len(names) != 1:
+        if len(names) != 1 or names[0].endswith("/"):
             listed = f": {', '.join(names[:_SHOWN_ENTRIES])}" if names else ""
             raise SchemaMismatch(
                 f"{where}: the archive has {len(names)} entries{listed}; a zip archive of a source "

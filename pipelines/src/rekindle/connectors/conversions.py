@@ -435,7 +435,12 @@ def _parse_expanded(texts: pa.Array, unit: str) -> pa.Array:
             counts.append(None)
             continue
         year = text.lstrip("+-").partition("-")[0]
-        if not _EXPANDED.fullmatch(text) or len(year) > _MOST_YEAR_DIGITS:
+        has_time = "T" in text or " " in text
+        if (
+            not _EXPANDED.fullmatch(text)
+            or len(year) > _MOST_YEAR_DIGITS
+            or (has_time and unit == "D")
+        ):
             raise pa.ArrowInvalid(f"{text} is not ISO 8601")
         time = np.datetime64(text.removesuffix("Z"))
         count = time.astype(f"datetime64[{unit}]")
