@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,10 @@ from rekindle.reference import (
     run_reference,
 )
 from rekindle.reference.rewrite import relative_paths
+from rekindle.reference.run import _remove_output
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment
 
@@ -246,6 +249,20 @@ def test_overwrite_deletes_no_input_nor_what_is_not_its_own(tmp_path: Path) -> N
     with pytest.raises(RekindleError, match=r"notes\.txt"):
         run(tmp_path, overwrite=True)
     assert copied.exists(), "nothing is deleted before all is checked"
+
+
+def test_overwrite_deletes_no_file_that_a_source_reads(tmp_path: Path) -> None:
+    run(tmp_path)
+    file = sorted((tmp_path / "q").glob("*.parquet"))[0]
+    name, spec = loaded()
+    files = {"url": f"file://{file.parent}/q-p0*.parquet", "format": "parquet", "rowsPerSecond": 1}
+    read = FilesSourceSpec.model_validate(files)
+    reading = spec.sources[0].model_copy(update={"generator": None, "files": read})
+    topology = compile_topology(spec, name, skip_cluster_checks=True)
+    topology = replace(topology, spec=spec.model_copy(update={"sources": (reading,)}))
+    with pytest.raises(RekindleError, match="is read by a source"):
+        _remove_output(topology, tmp_path)
+    assert file.exists()
 
 
 def test_overwrite_needs_an_output(tmp_path: Path) -> None:

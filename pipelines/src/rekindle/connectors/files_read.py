@@ -363,7 +363,7 @@ def _opened_parquet(file: Any, where: str) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(
             file,
-            coerce_int96_timestamp_unit="us",  # all of INT96's times fit
+            coerce_int96_timestamp_unit="us",  # holds all of INT96's times; `_require_sound`
             page_checksum_verification=True,
         )
     except pa.ArrowInvalid as e:
