@@ -278,6 +278,7 @@ def _shared(one: str, other: str) -> bool:
         ("file:///data/*/*.parquet", "file:///data/feed", True),
         ("file:///data/**", "file:///data/feed/out", True),
         ("file:///data/**", "file:///data/feed/_out", False),
+        ("file:///data/f??d/[a-z]*.parquet", "file:///data/feed", True),
         ("file:///data//feed/./*.parquet", "local:///data/feed", True),
         ("s3a://b/feed/*.parquet", "s3://b/feed", True),
         ("s3://b/feed", "s3a://b/feed/out", True),

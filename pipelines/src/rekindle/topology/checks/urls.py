@@ -136,8 +136,7 @@ def _is_read(output: _Output, input_url: str) -> bool:
     files = [f"{path}/{name}" for name in output.files]
     with contextlib.suppress(ValueError):  # a pattern that is refused
         found = [file for file in files if re.match(glob_translate(pattern), file)]
-        directory = f"{scheme}://{pattern[: pattern.index('*') if '*' in pattern else None]}"
-        above = directory.rpartition("/")[0]
+        above = f"{scheme}://{re.split(r'[*?[]', pattern)[0].rpartition('/')[0]}"
         return any(
             names_hidden or _is_visible(_parts_below(f"{scheme}://{file}", above)) for file in found
         )
