@@ -375,3 +375,15 @@ def test_dropped_rows_are_counted(spark: Spark) -> None:
     assert (chain.dropped["w"].late, chain.dropped["w"].null_event_time) == (late, null_event_time)
     assert late
     assert null_event_time
+
+
+@pytest.mark.parametrize("size", ["size: 5m", "size: 6m, slide: 2m"])
+def test_times_whose_windows_do_not_fit_into_64_bits_are_untimed_and_not_late(
+    spark: Spark, size: str
+) -> None:
+    chain = chain_of(window(size), "w", spark)
+    rows = edge_case_epochs(6, 1, 2)[0].inputs[0].slice(0, 2)
+    extremes = pa.array([-(2**63), 2**63 - 1]).cast(rows.schema.field("t").type)
+    rows = rows.set_column(rows.schema.get_field_index("t"), "t", extremes)
+    chain.process(State(), [EpochInput(0, 0, MINUTE, (rows,))])
+    assert (chain.dropped["w"].late, chain.dropped["w"].null_event_time) == (0, 2)

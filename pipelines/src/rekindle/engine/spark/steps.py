@@ -224,7 +224,8 @@ def _rows_with_panes_sql(
     """SQL that adds columns to the rows: pane, canonical keys, position in the input's order.
 
     A window consists of panes of one slide each (`rekindle.engine.window_state`). A row gets LATE
-    if it is late for the newest window of its pane.
+    if it is late for the newest window of its pane. An end beyond 64 bits wraps to before the pane:
+    such a row is not late, and `rekindle.engine.window_state` counts it as untimed.
 
     Row-wise SQL keeps the input's order on any number of cores, so `monotonically_increasing_id`,
     which grows with partition and row, is that order; unlike a row number it also distinguishes
@@ -234,7 +235,7 @@ def _rows_with_panes_sql(
     last_end = window.assigner.last_end_sql(pane)
     pane_column = (
         f"CASE WHEN {window.time} IS NULL THEN {NULL_EVENT_TIME}L"
-        f" WHEN {last_end} <= {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {PANE}"
+        f" WHEN {last_end} BETWEEN {pane} AND {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {PANE}"
     )
     keys = [_canonical(n, n in float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)]
     order = [f"monotonically_increasing_id() AS {ORDER}"] if ordered else []
