@@ -1,7 +1,8 @@
-"""`make mutants`: bugs that are planted in the product, each of which simulations must find.
+"""`make mutants`: bugs that are planted in the product, each of which has to be found.
 
 A check that cannot fail proves nothing. Each mutant replaces one decision by a wrong one that a
-person could have written; the seeds run until one of them fails.
+person could have written; the seeds run until one of them fails. Those in the order of folds, which
+simulations do not run, are for unit tests to find (`fold_mutants`).
 
 Design: docs/simulation.md#mutants.
 """
@@ -27,6 +28,7 @@ from rekindle.task.core.supervisor import SupervisorCore
 from rekindle_testing.simulation import store_and_sinks
 from rekindle_testing.simulation.assumption_mutants import ASSUMPTION_MUTANTS
 from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
+from rekindle_testing.simulation.fold_mutants import FOLD_MUTANTS, found_by_tests
 from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -222,10 +224,12 @@ MUTANTS: Mapping[str, Mutant] = {
 }
 
 
-def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> tuple[int, str] | None:
-    """The first seed that finds a mutant, and how; None if none does. What is done when replicas
+def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> str | None:
+    """What finds a mutant: the first seed, and how; or a test. None if nothing does. What is done when replicas
     disagree is not done in seeds without wrong results, so these are left out. A mutant that
     cannot be run is a `ValueError`."""
+    if name in FOLD_MUTANTS:
+        return found_by_tests(name)
     with MUTANTS[name]():
         for seed in seeds:
             if name in DISPUTE_MUTANTS and not wrong_results(seed):
@@ -235,7 +239,7 @@ def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> tuple[int, str] 
                 continue
             if failure.startswith(_OWN_ERRORS):
                 raise ValueError(f"seed {seed}: {failure}")
-            return seed, failure
+            return f"seed {seed}: {failure}"
     return None
 
 
@@ -243,9 +247,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="mutants", description=__doc__)
     parser.add_argument("--seeds", type=int, default=SEEDS, help="to try for each")
     parser.add_argument("--jobs", type=int, help="processes; one for each CPU if it is not given")
-    parser.add_argument("--names", nargs="+", choices=MUTANTS, metavar="NAME", help="only these")
+    known = [*MUTANTS, *FOLD_MUTANTS]
+    parser.add_argument("--names", nargs="+", choices=known, metavar="NAME", help="only these")
     options = parser.parse_args(arguments)
-    names = options.names or list(MUTANTS)
+    names = options.names or known
     found = 0
     with process_pool(options.jobs) as pool:
         searches = {pool.submit(found_by, name, range(options.seeds)): name for name in names}
@@ -257,16 +262,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if found == len(names) else 1
 
 
-def _described(search: Future[tuple[int, str] | None]) -> tuple[bool, str]:
+def _described(search: Future[str | None]) -> tuple[bool, str]:
     """Whether a mutant was found, and how."""
     try:
         result = search.result()
     except ValueError as error:
         return False, f"NOT A MUTANT, its own code fails: {error}"
-    if result is None:
-        return False, "NOT FOUND"
-    seed, failure = result
-    return True, f"seed {seed}: {failure}"
+    return (False, "NOT FOUND") if result is None else (True, result)
 
 
 def _print(text: str) -> None:
