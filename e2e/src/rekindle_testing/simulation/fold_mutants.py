@@ -1,7 +1,7 @@
 """Bugs that are planted in the order in which rows are folded, which simulations do not run.
 
-The unit tests that `docs/design/determinism.md` names have to find them. Each runs in a process of its
-own, in which nothing has imported what it changes.
+The unit tests that `docs/design/determinism.md` names have to find them. Each runs in a process
+of its own, in which nothing has imported what it changes.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def found_by_tests(name: str) -> str | None:
 def main(name: str) -> int:
     mutant, tests = FOLD_MUTANTS[name]
     with mutant():
-        return pytest.main([tests, "-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider"])
+        return pytest.main(
+            [tests, "-q", "-x", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
+        )
 
 
 if __name__ == "__main__":

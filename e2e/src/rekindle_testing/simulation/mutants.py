@@ -225,9 +225,9 @@ MUTANTS: Mapping[str, Mutant] = {
 
 
 def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> str | None:
-    """What finds a mutant: the first seed, and how; or a test. None if nothing does. What is done when replicas
-    disagree is not done in seeds without wrong results, so these are left out. A mutant that
-    cannot be run is a `ValueError`."""
+    """What finds a mutant: the first seed, and how; or a test. None if nothing does. What is done
+    when replicas disagree is not done in seeds without wrong results, so these are left out. A
+    mutant that cannot be run is a `ValueError`."""
     if name in FOLD_MUTANTS:
         return found_by_tests(name)
     with MUTANTS[name]():
