@@ -122,8 +122,8 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
         problems = "; ".join(map(str, context.problems))
         message = cut(problems, max(_MAX_MESSAGE_CHARS - len(rest), _LEAST_PROBLEM_CHARS)) + rest
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
-    if not context.validation_ended:
-        message = f"generation {generation}: waiting for validation of the spec and its pods"
+    if context.acceptance_waits_for:
+        message = f"generation {generation}: waiting for {context.acceptance_waits_for}"
         return Condition("Valid", "Unknown", "Checking", message)
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
     if refused:

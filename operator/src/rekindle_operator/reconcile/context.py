@@ -1,8 +1,8 @@
 """One topology in a reconcile pass: which generation runs, what is wrong with the newest. Pure.
 
 A generation is accepted when the status has the digest of its generation record (a ConfigMap), and
-the record exists (`reconcile.records`). An edit that is refused changes no pods: the newest
-accepted generation stays in force.
+the record exists (`reconcile.records`). Until then, and if it is refused, no pods change: the
+newest accepted generation stays in force.
 
 Design: docs/design/compilation.md#validation.
 """
@@ -39,6 +39,8 @@ from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.topology_status import TopologyStatus
 
+_VALIDATION = "validation of the spec and its pods"
+_RECORD = "its generation record to be created"
 _DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a refusal
 
 
@@ -78,11 +80,8 @@ class ReconcileContext:
     # The newest accepted generation; None if there is none, or this version cannot compile it.
     running: CompiledGeneration | None
     problems: tuple[Problem, ...]  # of the newest generation
-    validation_ended: bool  # False while it is compiled, or its pods' dry run is pending
+    acceptance_waits_for: str  # empty: it is accepted or refused
     generations: Mapping[int, str]  # digests of records, as the status is to list them
-    # Of the newest generation accepted before this pass: those of `running`, unless this pass
-    # accepts one.
-    slots_before_pass: frozenset[str] = frozenset()
     # When the coordinator's report was last known to be true, if that is too long ago to prove
     # anything; None while the report is fresh.
     report_stale_since: float | None = None
@@ -120,9 +119,6 @@ def build_context(
     snapshot, settings = pass_inputs.snapshot, pass_inputs.settings
     records = find_generation_records(view, snapshot)
     running = _newest_running(view, records)
-    slots_before_pass = (
-        frozenset(s.key for s in running.topology.slots()) if running else frozenset()
-    )
     acceptance = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
         acceptance = _accept(view, running, records, pass_inputs)
@@ -132,9 +128,8 @@ def build_context(
         view=view,
         running=acceptance.running,
         problems=acceptance.problems,
-        validation_ended=acceptance.validation_ended,
+        acceptance_waits_for=acceptance.waits_for,
         generations=listed_generations(records, view.generation, acceptance.digest),
-        slots_before_pass=slots_before_pass,
         newer_image=_newer_image(view, acceptance.running, settings.pods),
         report_stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
@@ -144,12 +139,12 @@ def build_context(
 
 @dataclass(frozen=True, slots=True)
 class _Acceptance:
-    """Whether the newest generation was accepted; `running`: the generation that runs now;
-    `digest`: of the record, if this pass accepts the generation."""
+    """Whether the newest generation is accepted; `running`: the generation that runs now;
+    `waits_for`: what the decision waits for; `digest`: of the record that this pass creates."""
 
     running: CompiledGeneration | None
     problems: tuple[Problem, ...] = ()
-    validation_ended: bool = True
+    waits_for: str = ""
     actions: tuple[Action, ...] = ()
     digest: str = ""
 
@@ -166,7 +161,7 @@ def _accept(
     try:
         compiled = compile_spec(view.name, view.spec)
     except StillCompiling:
-        return _Acceptance(running, validation_ended=False)
+        return _Acceptance(running, waits_for=_VALIDATION)
     match compiled:
         case Rejected(problems):
             return _Acceptance(running, problems)
@@ -186,7 +181,7 @@ def _accept(
     if isinstance(dry_run, Problem):
         return _Acceptance(running, (dry_run,))
     if result is None:
-        return _Acceptance(running, validation_ended=False, actions=(dry_run,))
+        return _Acceptance(running, waits_for=_VALIDATION, actions=(dry_run,))
     return _Acceptance(running, result.problems, actions=(dry_run,))
 
 
@@ -196,14 +191,14 @@ def _record(
     records: GenerationRecords,
     defaults: PodDefaults,
 ) -> _Acceptance:
-    """Accept a generation that may run: create its record, unless it exists. An existing
-    record is never replaced."""
+    """Accept a generation whose record exists, or create the record: it runs from the pass on that
+    sees it. An existing record is never replaced."""
     manifest = generation_record(candidate.view, defaults.image)
     digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
     existing = records.of_generation(candidate.generation)
     if existing is None:
         create = CreateGenerationRecord(candidate.view.namespace, manifest)
-        return _Acceptance(candidate, actions=(create,), digest=digest)
+        return _Acceptance(running, waits_for=_RECORD, actions=(create,), digest=digest)
     if existing.digest == digest:
         return _Acceptance(candidate, digest=digest)
     return _Acceptance(running, (foreign_record_problem(existing),))

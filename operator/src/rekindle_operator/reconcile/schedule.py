@@ -150,9 +150,7 @@ def _after(
     needed: list[Action] = []
     match action:
         case CreatePod():
-            needed = [
-                a for a in siblings if isinstance(a, (CreateGenerationRecord, CreateTokenSecret))
-            ]
+            needed = [a for a in siblings if isinstance(a, CreateTokenSecret)]
             if status is not None and action.ref in status.new_incarnations:
                 needed.append(status)
             if action.is_coordinator:

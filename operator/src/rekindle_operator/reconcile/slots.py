@@ -197,10 +197,9 @@ def _with_pod(
 
 
 def _had_pod(context: ReconcileContext, state: SlotState) -> bool:
-    """False for a slot that an edit adds, whose pod was refused, after a suspension, and while the
-    topology starts: then its pod may never have been created."""
-    is_new = state.slot.key not in context.slots_before_pass
-    may_be_missing = is_new or state.uncreated_pod is not None or was_suspended(context)
+    """False for a slot whose pod was refused, after a suspension, and while the topology starts:
+    then its pod may never have been created."""
+    may_be_missing = state.uncreated_pod is not None or was_suspended(context)
     return bool(state.reserved) and not may_be_missing and _has_run(context, state)
 
 
