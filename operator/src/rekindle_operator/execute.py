@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle.errors import Problem
-from rekindle.identity import Identity
+from rekindle_operator import tokens
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
 from rekindle_operator.cluster.model import DryRunResult
@@ -37,14 +36,11 @@ from rekindle_operator.reconcile.actions import (
     AvoidNode,
     CreateGenerationRecord,
     CreatePod,
-    CreateTokenSecret,
     DeleteGenerationRecord,
     DeletePod,
-    DryRunPods,
+    DryRun,
     EmitEvent,
-    EnsureAccess,
-    EnsureBudget,
-    EnsureLease,
+    EnsureObject,
     OpenGate,
     QuarantineNode,
     TopologyActions,
@@ -55,7 +51,6 @@ from rekindle_operator.reconcile.status import only_reservations, operator_field
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.retries import Retries
 
-_TOKEN_CHECK_INTERVAL_S = 60.0
 _STATUS_ATTEMPTS = 8
 """To write a status while only the coordinator's part of it changes. A coordinator pauses for 0.2 s
 after each report: if so many reports in a row come between a read and its write, the API server is
@@ -90,7 +85,6 @@ class Executor:
         self._clock = clock
         self._may_act = may_act
         self._api = api
-        self._tokens: dict[tuple[str, str], float] = {}  # when a Secret was last seen to exist
         self._status_at: dict[str, float] = {}  # by the topology's uid
         self._dispatcher = Dispatcher(
             self._attempt, self._skipped, clock, may_act, Retries(draw), workers, pool=pool
@@ -147,27 +141,19 @@ class Executor:
 
     def _do(self, action: Action) -> None:
         match action:
-            case DryRunPods():
-                self._dry_run_pods(action)
-            case CreateGenerationRecord(namespace, manifest):
-                self._create(f"/api/v1/namespaces/{namespace}/configmaps", manifest)
+            case DryRun():
+                self._dry_run(action)
+            case CreateGenerationRecord(manifest=manifest):
+                self._create(_collection(manifest), manifest)
             case DeleteGenerationRecord(namespace, name):
                 path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
                 self._call("DELETE", path, none_for_status=404)
-            case EnsureAccess(namespace, manifests):
-                for manifest in manifests:
-                    self._apply(namespace, manifest)
-            case EnsureBudget(namespace, manifest):
-                self._apply(namespace, manifest)
-            case EnsureLease(namespace, manifest):
-                path = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
-                self._create(path, manifest)
-            case CreateTokenSecret():
-                self._create_token_secret(action)
+            case EnsureObject():
+                self._ensure(action)
             case CreatePod(refused=refused) if refused:
                 raise ApiException(status=403, reason=refused)
-            case CreatePod(namespace, manifest, ref):
-                self._create(f"/api/v1/namespaces/{namespace}/pods", manifest)
+            case CreatePod(manifest=manifest, ref=ref):
+                self._create(_collection(manifest), self._with_token(manifest))
                 self._cluster.forget_uncreated_pod(ref)
             case DeletePod():
                 self._delete_pod(action)
@@ -188,36 +174,61 @@ class Executor:
 
     # --- kinds of actions -----------------------------------------------------
 
-    def _dry_run_pods(self, action: DryRunPods) -> None:
-        """With strict validation: otherwise the API server drops unknown fields."""
-        query = [("dryRun", "All"), ("fieldValidation", "Strict")]
-        problems = []
-        for path, manifest in action.pods:
+    def _dry_run(self, action: DryRun) -> None:
+        """A full quota is no problem of the spec: the generation waits, unless its pods need no
+        more than those that they replace."""
+        problems, waits_for = [], ""
+        for path, manifest in (*(("", m) for m in action.objects), *action.pods):
+            is_pod = manifest["kind"] == "Pod"
             try:
-                target = f"/api/v1/namespaces/{action.namespace}/pods"
-                self._call("POST", target, manifest, query=query)
+                self._dry_run_create(manifest)
             except ApiException as error:
                 if not _is_refusal(error):
                     raise
-                hint = (
-                    "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
-                )
-                problems.append(Problem(path, "PodRefused", _message(error), hint))
-        self._cluster.remember_dry_run(
-            action.uid, action.generation, DryRunResult(tuple(problems), self._clock())
-        )
+                if not _is_over_quota(error):
+                    problems.append(_refused(path, manifest, _message(error)))
+                elif not (is_pod and action.may_exceed_quota):
+                    waits_for = waits_for or _message(error)
+        result = DryRunResult(tuple(problems), self._clock(), waits_for)
+        self._cluster.remember_dry_run(action.uid, action.generation, result)
 
-    def _create_token_secret(self, action: CreateTokenSecret) -> None:
-        """This action accompanies each pod; it calls the API server at most once a minute."""
-        key, now = (action.namespace, action.name), self._clock()
-        if now - self._tokens.get(key, float("-inf")) < _TOKEN_CHECK_INTERVAL_S:
-            return
-        token = secrets.token_urlsafe(32)
-        reader = Identity(token=token).reader_token
-        value = {"stringData": {names.TOKEN_KEY: token, names.READER_TOKEN_KEY: reader}}
-        path = f"/api/v1/namespaces/{action.namespace}/secrets"
-        self._call("POST", path, {**action.manifest, **value}, none_for_status=409)
-        self._tokens[key] = now
+    def _dry_run_create(self, manifest: Manifest) -> None:
+        """With strict validation: otherwise the API server drops unknown fields. Raises
+        ApiException also if an object of another owner has the name."""
+        query = [("dryRun", "All"), ("fieldValidation", "Strict")]
+        path = _collection(manifest)
+        if self._call("POST", path, manifest, query=query, none_for_status=409) is None:
+            where = f"{path}/{manifest['metadata']['name']}"
+            self._check_owner(where, manifest, may_be_missing=True)
+
+    def _ensure(self, action: EnsureObject) -> None:
+        """Raises ApiException if an object of another owner has the name: applying would take it
+        over, and give the topology's pods what it grants."""
+        manifest, namespace = action.manifest, action.namespace
+        path = f"{_collection(manifest)}/{action.name}"
+        found = self._check_owner(path, manifest, may_be_missing=True)
+        if action.kind == "Secret":
+            values = tokens.wanted_values(
+                tokens.decoded((found or {}).get("data")),
+                self._cluster.token_values(namespace, action.name),
+                settles=action.settles_token,
+            )
+            manifest = {**manifest, "stringData": values}
+        response = self._call("PATCH", path, manifest, content_type=_APPLY, query=_APPLY_OPTIONS)
+        mirror = (
+            self._cluster.leases if action.kind == "Lease" else self._cluster.owned[action.kind]
+        )
+        if response is not None:
+            mirror.put(response)
+
+    def _with_token(self, manifest: Manifest) -> Manifest:
+        """A pod with the digest of the token that it is created with."""
+        meta = manifest["metadata"]
+        (owner,) = meta["ownerReferences"]
+        secret = names.token_secret_name(owner["name"], owner["uid"])
+        digest = self._cluster.token_digest(meta["namespace"], secret)
+        annotations = {**meta["annotations"], names.ANNOTATION_TOKEN: digest}
+        return {**manifest, "metadata": {**meta, "annotations": annotations}}
 
     def _delete_pod(self, action: DeletePod) -> None:
         logger.info("deleting pod %s/%s: %s", action.namespace, action.name, action.why)
@@ -351,16 +362,16 @@ class Executor:
                 self._cluster.pods.put(response)
             case "ConfigMap":
                 self._cluster.generation_records.put(response)
-            case "Lease":
-                self._cluster.leases.put(response)
 
-    def _check_owner(self, path: str, manifest: Manifest, *, may_be_missing: bool = False) -> None:
-        """Raises ApiException if the object has another owner or, if it is a ConfigMap, other data.
-        Also if it does not exist, unless `may_be_missing`."""
+    def _check_owner(
+        self, path: str, manifest: Manifest, *, may_be_missing: bool = False
+    ) -> dict[str, Any] | None:
+        """The object; None if it does not exist. Raises ApiException if it has another owner or, if
+        it is a ConfigMap, other data; also if it does not exist, unless `may_be_missing`."""
         found = self._call("GET", path, none_for_status=404)
         if found is None:
             if may_be_missing:
-                return
+                return None
             reason = f"the API server reports a conflict, and {path} does not exist"
             raise ApiException(status=409, reason=reason)
         owners = found["metadata"].get("ownerReferences") or ()
@@ -371,15 +382,7 @@ class Executor:
         if manifest["kind"] == "ConfigMap" and found.get("data") != manifest.get("data"):
             reason = f"{path} exists with another content; delete it first"
             raise ApiException(status=409, reason=reason)
-
-    def _apply(self, namespace: str, manifest: Manifest) -> None:
-        """Raises ApiException if an object of another owner has the name: applying would take it
-        over, and give the topology's pods what it grants."""
-        kind, version = manifest["kind"].lower() + "s", manifest["apiVersion"]
-        root = "/api/v1" if version == "v1" else f"/apis/{version}"
-        path = f"{root}/namespaces/{namespace}/{kind}/{manifest['metadata']['name']}"
-        self._check_owner(path, manifest, may_be_missing=True)
-        self._call("PATCH", path, manifest, content_type=_APPLY, query=_APPLY_OPTIONS)
+        return found
 
     def _call(self, method: str, path: str, body: Any = None, **how: Any) -> dict[str, Any] | None:
         """Raises NotLeading: an action may have several calls, and this process may be paused
@@ -395,6 +398,21 @@ def _is_status(topology: dict[str, Any], status: Mapping[str, Any]) -> bool:
 
 
 _APPLY_OPTIONS = [("fieldManager", names.OPERATOR_FIELD_MANAGER), ("force", "true")]
+
+
+def _collection(manifest: Manifest) -> str:
+    """The path of the objects of a manifest's kind in its namespace."""
+    version = manifest["apiVersion"]
+    root = "/api/v1" if version == "v1" else f"/apis/{version}"
+    return f"{root}/namespaces/{manifest['metadata']['namespace']}/{manifest['kind'].lower()}s"
+
+
+def _refused(path: str, manifest: Manifest, message: str) -> Problem:
+    if manifest["kind"] == "Pod":
+        hint = "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
+        return Problem(path, "PodRefused", message, hint)
+    what = f"{manifest['kind']} {manifest['metadata']['name']}: {message}"
+    return Problem("", "ObjectRefused", what, "correct the cluster's policy or rights")
 
 
 def _is_refusal(error: Exception) -> bool:

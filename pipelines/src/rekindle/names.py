@@ -45,6 +45,7 @@ ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was 
 ANNOTATION_REPLACES = f"{GROUP}/replaces"  # in a move to an emptier node: the pod that it replaces
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what it was made from; another now: outdated
+ANNOTATION_TOKEN = f"{GROUP}/token"  # digest of the topology's token when it was created
 ANNOTATION_SHAPE = f"{GROUP}/shape"  # digest of its spec: `rekindle_operator.resources.shape`
 ANNOTATION_IMAGE = f"{GROUP}/image"  # image that a coordinator's pod was created with
 # Of a topology
@@ -55,6 +56,7 @@ ANNOTATION_HOLDER_PROCESS = f"{GROUP}/holder-process"  # the operator's: process
 
 TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
 TOKEN_KEY = "token"  # of the Secret of the topology's token
+RUNNING_TOKEN_KEY = "running"  # of that Secret: the token of pods made before it was replaced
 READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators

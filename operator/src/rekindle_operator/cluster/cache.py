@@ -1,6 +1,6 @@
 """The operator's cache of the API, and its memory of earlier passes; a snapshot has both.
 
-Nodes, pods, Leases and ConfigMaps come from informers, topologies from Kopf (`handlers`) and from a
+Nodes, pods and what topologies own come from informers, topologies from Kopf (`handlers`) and from a
 periodic list, which finds deletions that no watch has seen. Facts whose age matters get the time of
 this process's clock when it first sees them.
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -33,7 +33,9 @@ from rekindle_operator.cluster.convert import (
     generation_record_view,
     lease_view,
     node_view,
+    owned_view,
     pod_view,
+    secret_view,
     topology_view,
 )
 from rekindle_operator.cluster.failures import ActionFailures
@@ -52,6 +54,7 @@ from rekindle_operator.cluster.model import (
     IncarnationRef,
     LeaseView,
     NodeView,
+    OwnedView,
     PodView,
     Snapshot,
     TopologyView,
@@ -62,7 +65,17 @@ from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.cluster.reports import ReportAges, coordinators_with_pods
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
+from rekindle_operator.tokens import decoded, token_digest
 
+_OWNED_KINDS: Sequence[tuple[str, Callable[[client.ApiClient], Any], str]] = (
+    ("Secret", client.CoreV1Api, "secret"),
+    ("ServiceAccount", client.CoreV1Api, "service_account"),
+    ("Role", client.RbacAuthorizationV1Api, "role"),
+    ("RoleBinding", client.RbacAuthorizationV1Api, "role_binding"),
+    ("PodDisruptionBudget", client.PolicyV1Api, "pod_disruption_budget"),
+)
+"""Of the objects that a topology needs beside pods, records and Leases: kind, group, and what the
+client calls it."""
 _STALLED_S = 10.0  # twice the time to end a watch and open it again
 
 logger = logging.getLogger(__name__)
@@ -145,11 +158,28 @@ class ClusterCache:
             monotonic,
             **selectors,
         )
+        self._token_values: dict[tuple[str, str], dict[str, str]] = {}
+        self.owned = {
+            kind: Mirror[OwnedView](
+                f"{kind.lower()}s",
+                _in_namespace(
+                    namespace,
+                    getattr(group(api), f"list_namespaced_{name}"),
+                    getattr(group(api), f"list_{name}_for_all_namespaces"),
+                ),
+                self._secret_view if kind == "Secret" else partial(owned_view, kind=kind),
+                self.request_pass,
+                monotonic,
+                **selectors,
+            )
+            for kind, group, name in _OWNED_KINDS
+        }
         self._mirrors: tuple[Mirror[Any], ...] = (
             self.pods,
             self.nodes,
             self.generation_records,
             self.leases,
+            *self.owned.values(),
         )
         self._namespace = namespace
 
@@ -177,6 +207,30 @@ class ClusterCache:
         """Kinds without a response or event of the API server for too long."""
         stalled = tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
         return (*stalled, names.PLURAL) if self.topologies_stalled else stalled
+
+    # --- tokens -----------------------------------------------------------------
+
+    def _secret_view(self, raw: Json) -> OwnedView:
+        """Also keeps the values, with which the Secret is restored if somebody deletes it."""
+        values = decoded(raw.get("data"))
+        if values.get(names.TOKEN_KEY):
+            key = raw["metadata"]["namespace"], raw["metadata"]["name"]
+            with self._lock:
+                self._token_values[key] = values
+        return secret_view(raw)
+
+    def token_values(self, namespace: str, name: str) -> Mapping[str, str]:
+        """Of a Secret, as it was when this process last saw it; empty if it never did."""
+        with self._lock:
+            return dict(self._token_values.get((namespace, name), {}))
+
+    def token_digest(self, namespace: str, name: str) -> str:
+        return token_digest(self.token_values(namespace, name).get(names.TOKEN_KEY, ""))
+
+    def _forget_token(self, topology: TopologyView | None) -> None:
+        if topology is not None:
+            name = names.token_secret_name(topology.name, topology.uid)
+            self._token_values.pop((topology.namespace, name), None)
 
     # --- waking the loop ------------------------------------------------------
 
@@ -210,7 +264,7 @@ class ClusterCache:
 
     def remove_topology(self, uid: str) -> None:
         with self._lock:
-            self._topologies.pop(uid, None)
+            self._forget_token(self._topologies.pop(uid, None))
             self._reports.forget(uid)
             self._forget_silences(uid)
             self._uncreated_pods = self._uncreated_pods.without_topology(uid)
@@ -226,7 +280,7 @@ class ClusterCache:
             gone = [u for u, t in self._topologies.items() if u not in listed]
             for uid in gone:
                 if self._topologies[uid].version <= version:
-                    del self._topologies[uid]
+                    self._forget_token(self._topologies.pop(uid))
                     self._reports.forget(uid)
                     self._forget_silences(uid)
                     self._uncreated_pods = self._uncreated_pods.without_topology(uid)
@@ -407,6 +461,7 @@ class ClusterCache:
             nodes=nodes,
             leases=leases,
             generation_records=self.generation_records.views(),
+            owned={view.key: view for mirror in self.owned.values() for view in mirror.views()},
             suspects_silent_since=silent,
             silence_began_at=silence_began,
             report_times=report_times,

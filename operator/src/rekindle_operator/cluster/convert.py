@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,11 +19,13 @@ from rekindle_operator.cluster.model import (
     GenerationRecordView,
     LeaseView,
     NodeView,
+    OwnedView,
     PodView,
     Taint,
     Toleration,
     TopologyView,
 )
+from rekindle_operator.tokens import decoded, digests_of
 
 Json = Mapping[str, Any]
 
@@ -116,6 +119,7 @@ def pod_view(raw: Json) -> PodView:
         incarnation=_integer(labels.get(names.LABEL_INCARNATION)),
         generation=_integer(labels.get(names.LABEL_GENERATION)),
         template_digest=annotations.get(names.ANNOTATION_TEMPLATE, ""),
+        token_digest=annotations.get(names.ANNOTATION_TOKEN, ""),
         shape=annotations.get(names.ANNOTATION_SHAPE, ""),
         container_error=container_error(status),
         creating_containers=is_creating_containers(spec, status),
@@ -198,6 +202,27 @@ def generation_record_view(raw: Json) -> GenerationRecordView:
         generation=_integer(labels.get(names.LABEL_GENERATION)),
         text=(raw.get("data") or {}).get(names.TOPOLOGY_KEY, ""),
     )
+
+
+def owned_view(raw: Json, kind: str) -> OwnedView:
+    """`kind`: an item of a list does not have it."""
+    meta, labels = raw["metadata"], {"labels": raw["metadata"].get("labels") or {}}
+    return OwnedView(
+        kind=kind,
+        namespace=meta["namespace"],
+        name=meta["name"],
+        version=version_of(raw),
+        owner_uid=_controller(meta),
+        content={**raw, "kind": kind, "metadata": labels},
+    )
+
+
+def secret_view(raw: Json) -> OwnedView:
+    """Without the Secret's values."""
+    values = decoded(raw.get("data"))
+    without = {k: v for k, v in raw.items() if k not in ("data", "stringData")}
+    token = digests_of(values, immutable=bool(raw.get("immutable")))
+    return replace(owned_view(without, "Secret"), token=token)
 
 
 def topology_view(raw: Json) -> TopologyView:

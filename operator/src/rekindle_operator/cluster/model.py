@@ -22,6 +22,7 @@ from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import CoordinatorReport, read_report
+from rekindle_operator.tokens import TokenDigests
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
 _ABANDONED_AFTER_S = 30.0  # longer than a pass and a request that hangs
@@ -101,6 +102,7 @@ class PodView:
     incarnation: int = 0
     generation: int = 0
     template_digest: str = ""  # of what it was made from; outdated if it would differ now
+    token_digest: str = ""  # of the topology's token when it was made
     shape: str = ""  # digest of its spec, see `resources.shape`
     container_error: str = ""  # why its containers do not run
     creating_containers: bool = False  # its node has created none yet, and no error is known
@@ -171,6 +173,25 @@ class GenerationRecordView:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnedView:
+    """An object of a topology of which only its content matters: its Secret, its coordinator's
+    access, its disruption budget, its Lease. `content`: without its values, if it is a Secret;
+    `token`: of these."""
+
+    kind: str
+    namespace: str
+    name: str
+    version: int
+    owner_uid: str | None
+    content: Mapping[str, Any]
+    token: TokenDigests | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.kind, self.namespace, self.name
+
+
+@dataclass(frozen=True, slots=True)
 class TopologyView:
     namespace: str
     name: str
@@ -236,11 +257,13 @@ class ProbeResults:
 
 @dataclass(frozen=True, slots=True)
 class DryRunResult:
-    """The API server's response to creating the pods of a generation as a dry run. Accepted if
-    there are no problems. `at`: when; a refusal may be temporary (a quota, a webhook)."""
+    """The API server's response to creating what a generation needs as a dry run. Accepted if there
+    are no problems, and it does not wait. `at`: when; a refusal may be temporary (a webhook).
+    `waits_for`: the API server's words about a full quota; empty if there is room."""
 
     problems: tuple[Problem, ...] = ()
     at: float = 0.0
+    waits_for: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +306,8 @@ class Snapshot:
     nodes: tuple[NodeView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
+    # By kind, namespace and name.
+    owned: Mapping[tuple[str, str, str], OwnedView] = field(default_factory=dict)
     # Of tasks that the report of their coordinator suspects: since when they have been silent.
     suspects_silent_since: Mapping[IncarnationRef, float] = field(default_factory=dict)
     # The same; a pause of this process does not move it.

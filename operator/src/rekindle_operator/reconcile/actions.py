@@ -16,13 +16,18 @@ from rekindle_operator.resources.common import Manifest
 
 
 @dataclass(frozen=True, slots=True)
-class DryRunPods:
-    """Create with dry run, and remember the API server's result for this generation."""
+class DryRun:
+    """Create with dry run all that a generation needs, in the order of creation, and remember the
+    API server's result for this generation. `objects`: those that do not exist, but for pods.
+    `pods`: the field path for problems, and the pod. `may_exceed_quota`: the pods of the generation
+    need no more than those that they replace."""
 
     namespace: str
     uid: str
     generation: int
-    pods: tuple[tuple[str, Manifest], ...]  # field path for problems, pod
+    objects: tuple[Manifest, ...]
+    pods: tuple[tuple[str, Manifest], ...]
+    may_exceed_quota: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +43,23 @@ class DeleteGenerationRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class EnsureAccess:
-    """Server-side apply the coordinator's account, role and binding."""
-
-    namespace: str
-    manifests: tuple[Manifest, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EnsureBudget:
-    """Server-side apply the disruption budget of a topology's pods. Nothing waits for it: a policy
-    or a quota may refuse it."""
+class EnsureObject:
+    """Server-side apply an object of a topology that is missing, or differs from its manifest. The
+    values of a Secret are those that it had, as far as they are known, or generated
+    (`rekindle_operator.tokens`). `settles_token`: no pod has the token before this one any more."""
 
     namespace: str
     manifest: Manifest
+    settles_token: bool = False
 
+    @property
+    def kind(self) -> str:
+        return str(self.manifest["kind"])
 
-@dataclass(frozen=True, slots=True)
-class EnsureLease:
-    namespace: str
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class CreateTokenSecret:
-    """Create the Secret of the topology's token unless it exists. Its value is generated at
-    creation and stored nowhere else."""
-
-    namespace: str
-    manifest: Manifest
+    @property
+    def is_needed_by_pods(self) -> bool:
+        """All but the disruption budget, which a policy or a quota may refuse."""
+        return self.kind != "PodDisruptionBudget"
 
     @property
     def name(self) -> str:
@@ -98,7 +91,8 @@ class CreatePod:
 class DeletePod:
     """With its uid and resourceVersion as preconditions. `grace_s`: 0 for pods whose node cannot
     respond; None: the pod's own. `plan_needs_its_capacity`: this pass's plan includes what it
-    frees."""
+    frees. `is_replaced`: it works, and pods of the running generation replace it: it stays until
+    what these need exists."""
 
     namespace: str
     name: str
@@ -107,6 +101,7 @@ class DeletePod:
     grace_s: int | None
     why: str
     plan_needs_its_capacity: bool = False
+    is_replaced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,13 +170,10 @@ class AvoidNode:
 
 
 Action = (
-    DryRunPods
+    DryRun
     | CreateGenerationRecord
     | DeleteGenerationRecord
-    | EnsureAccess
-    | EnsureBudget
-    | EnsureLease
-    | CreateTokenSecret
+    | EnsureObject
     | CreatePod
     | DeletePod
     | OpenGate
@@ -192,13 +184,10 @@ Action = (
 )
 
 METRIC_KINDS: Mapping[type, str] = {
-    DryRunPods: "DryRunPods",
+    DryRun: "DryRunPods",
     CreateGenerationRecord: "CreateConfig",
     DeleteGenerationRecord: "DeleteConfig",
-    EnsureAccess: "EnsureAccess",
-    EnsureBudget: "EnsureBudget",
-    EnsureLease: "EnsureLease",
-    CreateTokenSecret: "CreateToken",
+    EnsureObject: "EnsureObject",
     CreatePod: "CreatePod",
     DeletePod: "DeletePod",
     OpenGate: "OpenGate",

@@ -9,13 +9,14 @@ Design: docs/design/compilation.md#validation.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from rekindle import names
 from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
-from rekindle_operator.cluster.convert import as_of_generation
+from rekindle_operator.cluster.amounts import total
+from rekindle_operator.cluster.convert import as_of_generation, pod_requests
 from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, record_digest
 from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.dataplane import CoordinatorReport
@@ -24,7 +25,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     CreateGenerationRecord,
     DeleteGenerationRecord,
-    DryRunPods,
+    DryRun,
 )
 from rekindle_operator.reconcile.records import (
     KEPT_GENERATIONS,
@@ -34,14 +35,16 @@ from rekindle_operator.reconcile.records import (
     listed_generations,
 )
 from rekindle_operator.recovery.losses import LossAssessment
-from rekindle_operator.resources.common import generation_record
+from rekindle_operator.resources.common import Manifest, generation_record
+from rekindle_operator.resources.coordinator import coordinator_pod
+from rekindle_operator.resources.owned import is_as_wanted, owned_objects
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.topology_status import TopologyStatus
 
 _VALIDATION = "validation of the spec and its pods"
 _RECORD = "its generation record to be created"
-_DRY_RUN_RETRY_S = 30.0  # a quota or a webhook may have been the reason for a refusal
+_DRY_RUN_RETRY_S = 10.0  # a quota or a webhook may have been the reason for a refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,8 @@ def _accept(
     records: GenerationRecords,
     pass_inputs: PassInputs,
 ) -> _Acceptance:
-    """Compile it, check it against the administrator's policy, check its pods by a dry run in the
-    API server; then record it."""
+    """Compile it, check it against the administrator's policy, check all that it needs by a dry run
+    in the API server; then record it."""
     defaults = pass_inputs.settings.pods
     try:
         compiled = compile_spec(view.name, view.spec)
@@ -173,16 +176,18 @@ def _accept(
     if refused:
         return _Acceptance(running, tuple(refused))
     result = pass_inputs.snapshot.dry_runs.get((view.uid, view.generation))
-    if result is not None and not result.problems:
+    if result is not None and not result.problems and not result.waits_for:
         return _record(candidate, running, records, defaults)
-    if result is not None and pass_inputs.now - result.at < _DRY_RUN_RETRY_S:
-        return _Acceptance(running, result.problems)
-    dry_run = _dry_run(candidate, defaults)
+    decision = _Acceptance(running, waits_for=_VALIDATION)
+    if result is not None:
+        waits_for = f"room in a quota: {result.waits_for}" if not result.problems else ""
+        decision = _Acceptance(running, result.problems, waits_for)
+        if pass_inputs.now - result.at < _DRY_RUN_RETRY_S:
+            return decision
+    dry_run = _dry_run(candidate, running, pass_inputs)
     if isinstance(dry_run, Problem):
         return _Acceptance(running, (dry_run,))
-    if result is None:
-        return _Acceptance(running, waits_for=_VALIDATION, actions=(dry_run,))
-    return _Acceptance(running, result.problems, actions=(dry_run,))
+    return replace(decision, actions=(dry_run,))
 
 
 def _record(
@@ -228,15 +233,23 @@ def _newest_running(view: TopologyView, records: GenerationRecords) -> CompiledG
             return None
 
 
-def _dry_run(candidate: CompiledGeneration, defaults: PodDefaults) -> DryRunPods | Problem:
-    """A problem if a pod cannot be rendered: the fields of `podTemplate.spec` are not checked
-    before, and may have any value."""
-    view, pods = candidate.view, []
-    for segment in candidate.topology.segments:
-        path = f"spec.podTemplate (as merged for {segment.name})"
-        slot = Slot(segment.id, partition=0, replica=0)
-        try:
-            pod = task_pod(
+def _dry_run(
+    candidate: CompiledGeneration, running: CompiledGeneration | None, pass_inputs: PassInputs
+) -> DryRun | Problem:
+    """Of all that the generation needs and that does not exist. A problem if a pod cannot be
+    rendered: the fields of `podTemplate.spec` are not checked before, and may have any value."""
+    view, defaults, snapshot = candidate.view, pass_inputs.settings.pods, pass_inputs.snapshot
+    coordinator = "spec.podTemplate (as merged for the coordinator)"
+    found: dict[str, Manifest] = {}
+    try:
+        path = coordinator
+        found[path] = coordinator_pod(view, incarnation=0, excluded=(), defaults=defaults)
+        # The account may not exist yet, for which the API server would refuse the pod.
+        del found[path]["spec"]["serviceAccountName"]
+        for segment in candidate.topology.segments:
+            path = f"spec.podTemplate (as merged for {segment.name})"
+            slot = Slot(segment.id, partition=0, replica=0)
+            found[path] = task_pod(
                 view,
                 candidate.topology,
                 candidate.generation,
@@ -244,11 +257,37 @@ def _dry_run(candidate: CompiledGeneration, defaults: PodDefaults) -> DryRunPods
                 incarnation=0,
                 defaults=defaults,
             )
-        except Exception as error:
-            what = str(error) if isinstance(error, ValueError) else f"cannot be merged: {error!r}"
-            return Problem(path, "PodRefused", what, "correct spec.podTemplate")
-        pods.append((path, pod))
-    return DryRunPods(view.namespace, view.uid, view.generation, tuple(pods))
+    except Exception as error:
+        what = str(error) if isinstance(error, ValueError) else f"cannot be merged: {error!r}"
+        return Problem(path, "PodRefused", what, "correct spec.podTemplate")
+    record = generation_record(view, defaults.image)
+    missing = (m for m in owned_objects(view) if not is_as_wanted(m, snapshot))
+    return DryRun(
+        view.namespace,
+        view.uid,
+        view.generation,
+        (record, *missing),
+        tuple(found.items()),
+        may_exceed_quota=_needs_no_room(candidate, running, found.values(), snapshot),
+    )
+
+
+def _needs_no_room(
+    candidate: CompiledGeneration,
+    running: CompiledGeneration | None,
+    pods: Iterable[Manifest],
+    snapshot: Snapshot,
+) -> bool:
+    """Whether the new pods of an edit request no more than those that they replace. `pods`: one of
+    each segment of the candidate, and others."""
+    if running is None:
+        return False
+    before, after = set(running.topology.slots()), set(candidate.topology.slots())
+    segments = {pod["metadata"]["labels"].get(names.LABEL_SEGMENT): pod["spec"] for pod in pods}
+    needed = total(pod_requests(segments[slot.segment]) for slot in after - before)
+    uid = candidate.view.uid
+    replaced = (p for p in snapshot.pods if p.owner_uid == uid and p.slot in before - after)
+    return total(p.requests for p in replaced).covers(needed)
 
 
 def _unused_records(context: ReconcileContext, records: GenerationRecords) -> list[Action]:
@@ -298,10 +337,11 @@ def reserved_coordinator_incarnation(context: ReconcileContext) -> int:
     return context.reserved.get(names.COORDINATOR_KEY, 0)
 
 
+def owned_pods(context: ReconcileContext) -> list[PodView]:
+    """Of tasks and coordinators, of all generations."""
+    return [p for p in context.pass_inputs.snapshot.pods if p.owner_uid == context.view.uid]
+
+
 def coordinator_pods(context: ReconcileContext) -> list[PodView]:
     """Of all incarnations."""
-    return [
-        p
-        for p in context.pass_inputs.snapshot.pods
-        if p.owner_uid == context.view.uid and p.role == names.ROLE_COORDINATOR
-    ]
+    return [p for p in owned_pods(context) if p.role == names.ROLE_COORDINATOR]

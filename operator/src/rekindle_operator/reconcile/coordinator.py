@@ -15,9 +15,6 @@ from rekindle_operator.reconcile.actions import (
     AvoidNode,
     CreatePod,
     DeletePod,
-    EnsureAccess,
-    EnsureBudget,
-    EnsureLease,
 )
 from rekindle_operator.reconcile.context import (
     ReconcileContext,
@@ -26,20 +23,18 @@ from rekindle_operator.reconcile.context import (
     reserved_coordinator_incarnation,
 )
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
-from rekindle_operator.resources.access import coordinator_access, coordinator_lease
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import (
     coordinator_pod,
     coordinator_shape,
     coordinator_template_digest,
 )
-from rekindle_operator.resources.disruption import disruption_budget
 
 _GRACE_S = 1  # it is stateless and fenced
-_OTHER_IMAGE = "it runs another image"
+_ROLLED = "it has another image or token"
 _DRAINED = "its node is drained"
 _NOT_NEEDED = "the one before it works and stays"
-_WHILE_IT_WORKS = (_OTHER_IMAGE, _DRAINED)  # reasons to replace a coordinator that works
+_WHILE_IT_WORKS = (_ROLLED, _DRAINED)  # reasons to replace a coordinator that works
 _NOT_CREATED = 3  # requests; a pass that deletes pods sends two, which may fail by chance
 
 
@@ -99,26 +94,17 @@ def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     pods = coordinator_pods(context)
     newest = max(pods, key=lambda p: p.incarnation, default=None)
     lease = _lease(context)
-    ensure: tuple[Action, ...] = ()
-    if lease is None:
-        view = context.running.view
-        ensure = (EnsureLease(view.namespace, coordinator_lease(view)),)
     if (kept := _kept_instead(context, pods, newest, lease)) is not None:
         superfluous = [p for p in pods if p is not kept and not p.terminating]
         remove = tuple(_deletion(context, p, _NOT_NEEDED) for p in superfluous)
-        return CoordinatorReplacement(prepare=ensure, remove=remove)
+        return CoordinatorReplacement(remove=remove)
     why = _why_replaced(context, newest, lease)
     remove = _removals(context, pods, newest, lease, why)
     if not why:
-        return CoordinatorReplacement(prepare=ensure, remove=remove)
+        return CoordinatorReplacement(remove=remove)
     replacement = _next_coordinator(context, newest, why)
     is_retry = _uncreated(context) is not None
-    return replace(
-        replacement,
-        why="" if is_retry else why,
-        prepare=(*replacement.prepare, *ensure),
-        remove=remove,
-    )
+    return replace(replacement, why="" if is_retry else why, remove=remove)
 
 
 def _next_coordinator(
@@ -152,8 +138,6 @@ def _next_coordinator(
     )
     create: tuple[CreatePod, ...] = ()
     if may_retry:
-        prepare.insert(0, EnsureAccess(view.namespace, tuple(coordinator_access(view))))
-        prepare.append(EnsureBudget(view.namespace, disruption_budget(view)))
         create = (CreatePod(view.namespace, pod, ref, lost_at),)
     # No capacity is kept for one that nothing needs yet, and that the API server does not create.
     needs_node = why not in _WHILE_IT_WORKS or not why_not_created(context)
@@ -264,7 +248,7 @@ def _why_replaced(
         or _never_accepted(context, newest)
         or _why_silent(context, newest, lease)
         or _why_unscheduled(context, newest)
-        or (_OTHER_IMAGE if is_replaced_by_roll(context, newest) else "")
+        or (_ROLLED if is_replaced_by_roll(context, newest) else "")
         or (_DRAINED if _is_drained(context, newest) else "")
     )
 

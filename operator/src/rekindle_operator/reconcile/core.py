@@ -21,7 +21,6 @@ from rekindle_operator.compiled_specs import StillCompiling
 from rekindle_operator.reconcile.actions import (
     FIRST,
     Action,
-    CreateTokenSecret,
     DeletePod,
     QuarantineNode,
     TopologyActions,
@@ -41,6 +40,7 @@ from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
 from rekindle_operator.reconcile.moves import with_moves
 from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
+from rekindle_operator.reconcile.owned import ensure_objects
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -80,7 +80,6 @@ from rekindle_operator.recovery.balance import NodeLoads
 from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
-from rekindle_operator.resources.access import token_secret
 from rekindle_operator.settings import Settings
 
 T = TypeVar("T")
@@ -276,16 +275,15 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     if context.view.deleting:
         return TopologyActions(key, needs.observed.record_actions)
 
-    # 1. The coordinator, which does not wait for the plan.
-    actions = [*coordinator.prepare, *coordinator.create, *coordinator.remove]
+    # 1. What pods need, and the coordinator, which does not wait for the plan.
+    actions = [*ensure_objects(context)]
+    actions += [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events; then the record of a new generation, which waits for the status.
     actions += [*_report(needs, plan), *needs.observed.record_actions]
 
     # 3. Pods that replace lost ones, and gates that the plan opens.
     replaced = plan_input.replacements
-    if coordinator.create or any(r.due for r in replaced):
-        actions.append(CreateTokenSecret(context.view.namespace, token_secret(context.view)))
     # Their nodes did not run them, or gave wrong results.
     leaving = [*(r.state for r in replaced), *(g.state for g in needs.observed.given_up)]
     actions += nodes_to_avoid(leaving, context.pass_inputs.losses)

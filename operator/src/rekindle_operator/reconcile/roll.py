@@ -1,7 +1,8 @@
 """Rolling replacement of running pods that an edit has outdated, where it is requested. Pure.
 
 An edit of image, resources or template does not affect running pods (docs/operations.md). With the
-annotation `rekindle.dev/roll` the operator replaces them: the coordinator first, which works until
+annotation `rekindle.dev/roll` the operator replaces them, and without it those that have a token
+that was replaced since (`rekindle_operator.tokens`): the coordinator first, which works until
 the new one has started, then one task after another, each only while the new coordinator reports
 every replica as live: without a coordinator nobody gives the sinks of a task to its partner. If it
 reports that tasks of its image cannot read from those that run, no task is replaced: queries would
@@ -20,6 +21,7 @@ from rekindle_operator.reconcile.context import (
     draining_nodes,
 )
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
+from rekindle_operator.reconcile.owned import has_other_token
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
@@ -36,21 +38,29 @@ def is_requested(context: ReconcileContext) -> bool:
 def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
     """The states; one of them lost as `ROLLED`, if one may be replaced now. A task on a cordoned
     node is not chosen: its successor in a planned move is not outdated."""
-    if not is_requested(context) or not _coordinator_is_new(context):
+    rolled = [s for s in states if not s.is_successor and _is_rolled(context, s)]
+    if not rolled or not _coordinator_is_new(context):
         return tuple(states)
     if context.report.stream_conflict:
         return tuple(states)
     if not all(_is_live(context, s) for s in states if not s.is_successor or s.holds_capacity):
         return tuple(states)
     draining = draining_nodes(context)
-    staying = (s for s in states if s.pod is None or s.pod.node not in draining)
-    chosen = next((s for s in staying if s.outdated and not s.is_successor), None)
+    chosen = next((s for s in rolled if s.pod is None or s.pod.node not in draining), None)
     return tuple(s.lost(Loss.ROLLED) if s is chosen else s for s in states)
 
 
+def _is_rolled(context: ReconcileContext, state: SlotState) -> bool:
+    if state.pod is None or not state.outdated:
+        return False
+    return is_requested(context) or has_other_token(context, state.pod)
+
+
 def is_replaced_by_roll(context: ReconcileContext, coordinator: PodView) -> bool:
-    """It runs another image than the generation; what else is edited does not concern it."""
-    return is_requested(context) and _has_other_image(context, coordinator)
+    """It has another token, or runs another image than the generation; what else is edited does not
+    concern it."""
+    has_other_image = is_requested(context) and _has_other_image(context, coordinator)
+    return has_other_image or has_other_token(context, coordinator)
 
 
 def replaces_coordinator(context: ReconcileContext) -> bool:

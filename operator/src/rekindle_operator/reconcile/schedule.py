@@ -3,8 +3,8 @@
 Replacements come first, in the order of the plan whatever their topology; then clean-up; then
 status and Events. An action waits for another one only where it would be wrong without it: the pod
 of a new incarnation for the status that reserves it and for what it mounts or reads, a generation
-record for the status that has its digest, a coordinator for its ServiceAccount, an Event for
-the status that it explains.
+record for the status that has its digest, a replaced pod's deletion for what its replacement
+needs, an Event for the status that it explains.
 
 Design: docs/design/recovery.md#order-of-actions.
 """
@@ -23,14 +23,11 @@ from rekindle_operator.reconcile.actions import (
     AvoidNode,
     CreateGenerationRecord,
     CreatePod,
-    CreateTokenSecret,
     DeleteGenerationRecord,
     DeletePod,
-    DryRunPods,
+    DryRun,
     EmitEvent,
-    EnsureAccess,
-    EnsureBudget,
-    EnsureLease,
+    EnsureObject,
     OpenGate,
     PlanRank,
     QuarantineNode,
@@ -99,9 +96,7 @@ def _scheduled(decision: TopologyActions) -> Iterator[ScheduledAction]:
 
 def _is_waited_for(action: Action) -> bool:
     """It gets the rank of the first pod that needs it."""
-    return isinstance(
-        action, (WriteStatus, CreateGenerationRecord, CreateTokenSecret, EnsureAccess, EnsureLease)
-    )
+    return isinstance(action, (WriteStatus, CreateGenerationRecord, EnsureObject))
 
 
 def _own_rank(decision: TopologyActions, action: Action) -> PlanRank:
@@ -122,7 +117,7 @@ def _order(action: Action) -> ActionOrder:
     match action:
         case QuarantineNode() | AvoidNode():
             return ActionOrder.PREPARE
-        case CreateGenerationRecord() | CreateTokenSecret() | EnsureAccess() | EnsureLease():
+        case CreateGenerationRecord() | EnsureObject():
             return ActionOrder.PREPARE
         case WriteStatus():
             return (
@@ -134,9 +129,9 @@ def _order(action: Action) -> ActionOrder:
             return ActionOrder.PREPARE if action.plan_needs_its_capacity else ActionOrder.CLEAN_UP
         case CreatePod() | OpenGate():
             return ActionOrder.PLACE_PODS
-        case DryRunPods():
+        case DryRun():
             return ActionOrder.VALIDATE
-        case DeleteGenerationRecord() | EnsureBudget():
+        case DeleteGenerationRecord():
             return ActionOrder.CLEAN_UP
         case EmitEvent():
             return ActionOrder.EMIT_EVENTS
@@ -150,11 +145,11 @@ def _after(
     needed: list[Action] = []
     match action:
         case CreatePod():
-            needed = [a for a in siblings if isinstance(a, CreateTokenSecret)]
+            needed = [a for a in siblings if isinstance(a, EnsureObject) and a.is_needed_by_pods]
             if status is not None and action.ref in status.new_incarnations:
                 needed.append(status)
-            if action.is_coordinator:
-                needed += [a for a in siblings if isinstance(a, EnsureAccess)]
+        case DeletePod(is_replaced=True):
+            needed = [a for a in siblings if isinstance(a, EnsureObject) and a.is_needed_by_pods]
         case CreateGenerationRecord():
             needed = [status] if status is not None and status.accepts_generation else []
         case EmitEvent():
@@ -167,13 +162,13 @@ def _after(
 def key_of(action: Action) -> str:
     kind = type(action).__name__
     match action:
-        case DryRunPods():
+        case DryRun():
             return f"{kind} {action.uid} {action.generation}"
-        case CreateGenerationRecord() | EnsureLease() | EnsureBudget():
+        case CreateGenerationRecord():
             return f"{kind} {action.namespace}/{action.manifest['metadata']['name']}"
-        case EnsureAccess():
-            return f"{kind} {action.namespace}/{action.manifests[0]['metadata']['name']}"
-        case CreatePod() | CreateTokenSecret() | DeleteGenerationRecord():
+        case EnsureObject():
+            return f"{kind} {action.kind} {action.namespace}/{action.name}"
+        case CreatePod() | DeleteGenerationRecord():
             return f"{kind} {action.namespace}/{action.name}"
         case DeletePod() | OpenGate() | WriteStatus():
             return f"{kind} {action.namespace}/{action.name} {action.uid}"

@@ -20,6 +20,7 @@ from rekindle_operator.reconcile.context import (
     ReconcileContext,
     partition_and_replica,
 )
+from rekindle_operator.reconcile.owned import has_other_token
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
 from rekindle_operator.recovery.start_failures import StartFailures
@@ -183,6 +184,7 @@ def _with_pod(
     pass_inputs = context.pass_inputs
     is_old = pod.generation != context.running.generation
     outdated = is_old and pod.template_digest != template_digest(state.slot.segment)
+    outdated = outdated or has_other_token(context, pod)
     state = replace(state, pod=pod, start_problem=start_failures.problem_of(pod), outdated=outdated)
     loss = loss_of_pod(
         pod, pass_inputs.losses, pass_inputs.snapshot, pass_inputs.now, pass_inputs.timing

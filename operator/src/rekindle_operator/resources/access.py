@@ -60,14 +60,13 @@ def coordinator_access(topology: TopologyView) -> list[Manifest]:
 
 
 def token_secret(topology: TopologyView) -> Manifest:
-    """The Secret of the token for polls and reads of streams, without its value. Pods get it by
-    reference; no Role may read Secrets."""
+    """The Secret of the token for polls and reads of streams, without its values. Pods get it by
+    reference; no coordinator may read Secrets."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": metadata(topology, names.token_secret_name(topology.name, topology.uid)),
         "type": "Opaque",
-        "immutable": True,
     }
 
 

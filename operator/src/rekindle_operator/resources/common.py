@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle import names
-from rekindle.identity import TOKEN_VARIABLE
+from rekindle.identity import PREVIOUS_TOKEN_VARIABLE, TOKEN_VARIABLE
 from rekindle_operator.cluster.model import TopologyView
 
 Manifest = dict[str, Any]  # a Kubernetes manifest, or a part of one; no manifest of checkpoints
@@ -114,10 +114,16 @@ def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[M
     return [volume], [{"name": "store", "mountPath": names.VOLUME_MOUNT}]
 
 
-def token_variable(topology: TopologyView) -> Manifest:
-    """The topology's token as an environment variable of a container."""
-    secret = {"name": names.token_secret_name(topology.name, topology.uid), "key": names.TOKEN_KEY}
-    return {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": secret}}
+def token_variables(topology: TopologyView) -> list[Manifest]:
+    """The topology's token, and that of pods made before it was replaced, as environment variables
+    of a container."""
+    name = names.token_secret_name(topology.name, topology.uid)
+    token = {"name": name, "key": names.TOKEN_KEY}
+    previous = {"name": name, "key": names.RUNNING_TOKEN_KEY, "optional": True}
+    return [
+        {"name": TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": token}},
+        {"name": PREVIOUS_TOKEN_VARIABLE, "valueFrom": {"secretKeyRef": previous}},
+    ]
 
 
 def store_credentials(checkpoint: Mapping[str, Any]) -> list[Manifest]:

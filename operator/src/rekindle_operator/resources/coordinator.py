@@ -25,7 +25,7 @@ from rekindle_operator.resources.common import (
     prometheus_annotations,
     store_credentials,
     store_volumes,
-    token_variable,
+    token_variables,
 )
 from rekindle_operator.resources.merge import merge
 from rekindle_operator.resources.shape import shape_of
@@ -143,7 +143,7 @@ def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:
         {"name": "REKINDLE_TOPOLOGY_UID", "value": topology.uid},
         {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
         {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        token_variable(topology),
+        *token_variables(topology),
     ]
 
 

@@ -29,7 +29,7 @@ from rekindle_operator.resources.common import (
     prometheus_annotations,
     store_credentials,
     store_volumes,
-    token_variable,
+    token_variables,
 )
 from rekindle_operator.resources.merge import merge
 from rekindle_operator.resources.shape import shape_of
@@ -200,7 +200,7 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
         {"name": "REKINDLE_INCARNATION", "value": str(incarnation)},
         {"name": "REKINDLE_BIND", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "REKINDLE_DATA", "value": DATA_MOUNT},
-        token_variable(view),
+        *token_variables(view),
         *_memory(spec),
     ]
     fixed = {

@@ -13,13 +13,14 @@ from rekindle.coordinator.shell.kube_access import find_access
 from rekindle.coordinator.shell.process import Process
 from rekindle.coordinator.shell.settings import read_settings
 from rekindle.errors import RekindleError
-from rekindle.identity import TOKEN_VARIABLE
+from rekindle.identity import TOKEN_VARIABLES
 from rekindle.json_logs import configure_logging
 
 
 async def _run() -> int:
     settings = read_settings(os.environ)
-    os.environ.pop(TOKEN_VARIABLE, None)  # the child process that compiles the spec needs no token
+    for name in TOKEN_VARIABLES:  # the child process that compiles the spec needs no token
+        os.environ.pop(name, None)
     configure_logging(topology=settings.topology, fence=settings.incarnation)
     process = Process(settings, KubeApi(find_access(os.environ)))
     loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ from typing import NoReturn
 import rekindle.early_exit  # first: SIGTERM ends the process during the slow imports, too
 import rekindle.task.block_pandas  # before pyarrow, which would import pandas
 from rekindle.errors import RekindleError
-from rekindle.identity import TOKEN_VARIABLE
+from rekindle.identity import TOKEN_VARIABLES
 from rekindle.json_logs import configure_logging
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
@@ -26,7 +26,8 @@ def main() -> int:
     except RekindleError as error:
         logging.getLogger(__name__).error("%s", error)
         return 2
-    os.environ.pop(TOKEN_VARIABLE, None)  # the JVM and its children do not need it
+    for name in TOKEN_VARIABLES:  # the JVM and its children do not need them
+        os.environ.pop(name, None)
     ref = config.ref
     configure_logging(
         logger_levels={"py4j": logging.WARNING},

@@ -17,7 +17,7 @@ from rekindle.engine.memory import DEFAULT_LIMIT_BYTES, MemoryPlan, plan_memory
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.exchange.routing import partitions_read
-from rekindle.identity import TOKEN_VARIABLE, Identity
+from rekindle.identity import Identity
 from rekindle.protocol import TaskRef
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
@@ -113,7 +113,7 @@ class TaskConfig:
             ref=ref,
             bind=_required(env, "REKINDLE_BIND"),
             data=Path(_required(env, "REKINDLE_DATA")),
-            identity=Identity(uid, env.get(TOKEN_VARIABLE) or None),
+            identity=Identity.from_environment(uid, env),
             generation=generation,
             origin_us=origin_us,
             topology=topology,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rekindle.errors import RekindleError
-from rekindle.identity import TOKEN_VARIABLE, Identity
+from rekindle.identity import Identity
 
 
 class SettingsError(RekindleError):
@@ -26,6 +26,7 @@ class Settings:
     incarnation: int
     bind: str
     token: str | None = field(default=None, repr=False)
+    previous_token: str | None = field(default=None, repr=False)
     poll_interval_s: float = 0.25
     poll_timeout_s: float = 1.0  # a frozen task blocks one call, which is then retried
     tick_s: float = 0.1
@@ -43,7 +44,7 @@ class Settings:
 
     @property
     def identity(self) -> Identity:
-        return Identity(self.topology_uid, self.token)
+        return Identity(self.topology_uid, self.token, self.previous_token)
 
 
 def read_settings(environment: Mapping[str, str]) -> Settings:
@@ -56,11 +57,13 @@ def read_settings(environment: Mapping[str, str]) -> Settings:
     incarnation = value("REKINDLE_INCARNATION")
     if not incarnation.isdecimal():
         raise SettingsError(f"REKINDLE_INCARNATION is {incarnation!r}; it must be a whole number")
+    identity = Identity.from_environment(value("REKINDLE_TOPOLOGY_UID"), environment)
     return Settings(
         topology=value("REKINDLE_TOPOLOGY"),
         namespace=value("REKINDLE_NAMESPACE"),
-        topology_uid=value("REKINDLE_TOPOLOGY_UID"),
+        topology_uid=identity.topology,
         incarnation=int(incarnation),
         bind=value("REKINDLE_BIND"),
-        token=environment.get(TOKEN_VARIABLE) or None,
+        token=identity.token,
+        previous_token=identity.previous_token,
     )
