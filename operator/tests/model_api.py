@@ -11,6 +11,7 @@ import json
 import marshal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,15 @@ from rekindle_operator.cluster.model import LeaseView, Snapshot
 from rekindle_operator.execute import Executor
 from rekindle_operator.loop import decide
 from rekindle_operator.uncached_check import UncachedCheck
+
+_OWNED = {
+    "secrets": "Secret",
+    "serviceaccounts": "ServiceAccount",
+    "roles": "Role",
+    "rolebindings": "RoleBinding",
+    "poddisruptionbudgets": "PodDisruptionBudget",
+    "leases": "Lease",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +83,11 @@ class ModelApi(client.ApiClient):
             body = json.loads(body)
         collection, last = path.split("/")[-2:]
         named = collection in ("pods", "nodes", "leases")
+        owned = _OWNED.get(collection)
         if method == "GET" and last == "pods":
             return self._list_pods(path.split("/")[-2], query)
+        if owned is not None:
+            return self._owned(method, owned, last, body)
         match method, collection if named else last:
             case "GET", "pods":
                 return self._found(self.model.raw_pods.get(last), "Pod")
@@ -84,9 +97,6 @@ class ModelApi(client.ApiClient):
             case "GET", _ if collection == names.PLURAL:
                 view = self.model.topologies.get(last)
                 return self._found(topology_json(view) if view is not None else None, names.KIND)
-            case "GET", "leases":
-                lease = self.model.leases.get(last)
-                return self._found(lease_json(lease) if lease is not None else None, "Lease")
             case "POST", "pods":
                 return self._create_pod(body)
             case "DELETE", "pods":
@@ -99,8 +109,6 @@ class ModelApi(client.ApiClient):
                     return _refused(409, "the object has been modified")
                 self.model.write_status(collection, dict(body["status"]))
                 return Response(200, topology_json(self.model.topologies[collection]))
-            case "POST", "leases":
-                return self._create_lease(body)
             case "POST", "configmaps":
                 self.model.generation_records[body["metadata"]["name"]] = body
             case "GET", _:
@@ -151,10 +159,20 @@ class ModelApi(client.ApiClient):
         self.model.patch_pod(name, patch)
         return self._found(raw, "Pod")
 
-    def _create_lease(self, manifest: dict[str, Any]) -> Response:
-        name = manifest["metadata"]["name"]
-        fresh = LeaseView("default", name, self.model.next_version(), "", self.model.now)
-        return self._found(lease_json(self.model.leases.setdefault(name, fresh)), "Lease")
+    def _owned(self, method: str, kind: str, name: str, body: Any) -> Response:
+        """GET, and server-side apply."""
+        if kind == "Lease":
+            if method == "PATCH":
+                version = self.model.next_version()
+                fresh = LeaseView("default", name, version, "", self.model.now)
+                self.model.leases.setdefault(name, fresh)
+            lease = self.model.leases.get(name)
+            return self._found(lease_json(lease) if lease is not None else None, kind)
+        if method == "PATCH":
+            raw = copy.deepcopy(body)
+            raw["metadata"]["resourceVersion"] = str(self.model.next_version())
+            self.model.put_owned(raw)
+        return self._found(self.model.owned.get((kind, name)), kind)
 
 
 class ModelOperator:
@@ -190,7 +208,15 @@ class ModelOperator:
         raw_pods = list(model.raw_pods.values())
         nodes, leases = tuple(model.nodes.values()), tuple(model.leases.values())
         topologies, records = tuple(model.topologies.values()), [*model.generation_records.values()]
+        owned = [*model.owned.values()]
         deliveries: dict[str, tuple[Any, Callable[[], None]]] = {
+            kind: (
+                (of_kind := [raw for raw in owned if raw["kind"] == kind]),
+                partial(mirror.replace, of_kind, version),
+            )
+            for kind, mirror in self.cache.owned.items()
+        }
+        deliveries |= {
             "pods": (
                 marshal.dumps(raw_pods),  # they are changed in place
                 lambda: self.cache.pods.replace(raw_pods, version),

@@ -15,9 +15,10 @@ from model_objects import rfc3339
 from model_state import KUBERNETES_GRACE_S, ModelState, view_of
 
 from rekindle import names
+from rekindle_operator import tokens
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
-from rekindle_operator.cluster.convert import generation_record_view
+from rekindle_operator.cluster.convert import generation_record_view, owned_view, secret_view
 from rekindle_operator.cluster.first_seen import (
     pod_times,
     readiness_times,
@@ -27,6 +28,7 @@ from rekindle_operator.cluster.first_seen import (
 from rekindle_operator.cluster.model import (
     DryRunResult,
     LeaseView,
+    OwnedView,
     PodView,
     Snapshot,
     record_digest,
@@ -37,14 +39,11 @@ from rekindle_operator.reconcile.actions import (
     AvoidNode,
     CreateGenerationRecord,
     CreatePod,
-    CreateTokenSecret,
     DeleteGenerationRecord,
     DeletePod,
-    DryRunPods,
+    DryRun,
     EmitEvent,
-    EnsureAccess,
-    EnsureBudget,
-    EnsureLease,
+    EnsureObject,
     OpenGate,
     QuarantineNode,
     WriteStatus,
@@ -105,6 +104,7 @@ class ModelCluster(ModelState):
             generation_records=tuple(
                 generation_record_view(c) for c in self.generation_records.values()
             ),
+            owned={view.key: view for view in map(self.owned_view, self.owned.values())},
             suspects_silent_since=dict(self.suspects_silent_since),
             report_times=dict(self.report_times),
             kubelet_probes=self.kubelet_probes(),
@@ -259,7 +259,7 @@ class ModelCluster(ModelState):
 
     def _apply(self, action: Action) -> None:
         match action:
-            case DryRunPods(uid=uid, generation=generation):
+            case DryRun(uid=uid, generation=generation):
                 key = uid, generation
                 self.dry_runs[key] = replace(
                     self.refused_dry_runs.get(key, DryRunResult()), at=self.now
@@ -276,11 +276,8 @@ class ModelCluster(ModelState):
                 self.patch_pod(name, patch)
             case WriteStatus(name=name, status=status):
                 self.write_status(name, dict(status))
-            case EnsureLease(namespace, manifest):
-                name = manifest["metadata"]["name"]
-                self.leases.setdefault(
-                    name, LeaseView(namespace, name, self.next_version(), "", self.now)
-                )
+            case EnsureObject():
+                self.ensure(action)
             case EmitEvent():
                 if (action.reason, action.dedup_key) not in {
                     (e.reason, e.dedup_key) for e in self.events
@@ -292,8 +289,6 @@ class ModelCluster(ModelState):
                 self.unsuitable = self.unsuitable.with_refusal(
                     shape, node, node_uid, pod_uid, self.now, cause
                 )
-            case EnsureAccess() | EnsureBudget() | CreateTokenSecret():
-                pass
 
     def _admit(self, action: CreatePod) -> None:
         full = self.quota is not None and len(self.raw_pods) >= self.quota
@@ -311,7 +306,44 @@ class ModelCluster(ModelState):
             )
         else:
             self.uncreated_pods = self.uncreated_pods.without_slot(action.ref)
-            self.create_pod(copy.deepcopy(action.manifest))
+            self.create_pod(self.with_token(action.manifest))
+
+    def ensure(self, action: EnsureObject) -> None:
+        """As the executor applies it."""
+        kind, name, version = action.kind, action.name, self.next_version()
+        if kind == "Lease":
+            new = LeaseView(action.namespace, name, version, "", self.now)
+            self.leases.setdefault(name, new)
+            return
+        raw = copy.deepcopy(action.manifest)
+        raw["metadata"]["resourceVersion"] = str(version)
+        if kind == "Secret":
+            found = self.owned.get((kind, name), {}).get("data")
+            values = tokens.wanted_values(
+                tokens.decoded(found), self.token_values.get(name, {}), settles=action.settles_token
+            )
+            raw["data"] = tokens.encoded(values)
+        self.put_owned(raw)
+
+    def put_owned(self, raw: dict[str, Any]) -> None:
+        """What the operator's watch then shows."""
+        name = raw["metadata"]["name"]
+        self.owned[raw["kind"], name] = raw
+        if (values := tokens.decoded(raw.get("data"))).get(names.TOKEN_KEY):
+            self.token_values[name] = values
+
+    @staticmethod
+    def owned_view(raw: dict[str, Any]) -> OwnedView:
+        return secret_view(raw) if raw["kind"] == "Secret" else owned_view(raw, raw["kind"])
+
+    def with_token(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        """A pod as the executor creates it."""
+        pod = copy.deepcopy(manifest)
+        (owner,) = pod["metadata"]["ownerReferences"]
+        secret = self.token_values[names.token_secret_name(owner["name"], owner["uid"])]
+        digest = tokens.token_digest(secret[names.TOKEN_KEY])
+        pod["metadata"]["annotations"][names.ANNOTATION_TOKEN] = digest
+        return pod
 
     def create_record(self, manifest: dict[str, Any]) -> None:
         owner = self.topologies[manifest["metadata"]["labels"][names.LABEL_TOPOLOGY]]

@@ -48,6 +48,8 @@ class ModelState:
         self.topologies: dict[str, TopologyView] = {}
         self.generation_records: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
+        self.owned: dict[tuple[str, str], dict[str, Any]] = {}  # by kind and name
+        self.token_values: dict[str, dict[str, str]] = {}  # by Secret, as last seen
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.suspects_silent_since: dict[IncarnationRef, float] = {}
         self.quarantined: dict[str, float] = {}  # node -> since when

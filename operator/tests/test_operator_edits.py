@@ -10,9 +10,12 @@ import pytest
 from flights_example import flights_spec, with_replicas
 from model_cluster import ModelCluster
 
+from rekindle import names
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import DryRunResult, record_digest
+from rekindle_operator.reconcile.actions import DryRun
+from rekindle_operator.reconcile.core import reconcile
 
 
 def test_an_invalid_spec_creates_nothing_and_names_the_field(cluster: ModelCluster) -> None:
@@ -102,6 +105,93 @@ def test_a_refused_generation_is_validated_again_later(cluster: ModelCluster) ->
     cluster.pass_time(1.0)
     cluster.settle()
     assert cluster.condition("Valid")["status"] == "True"
+
+
+def dry_run_of(cluster: ModelCluster) -> DryRun:
+    """The next one, of what the pass before has not validated."""
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    return next(a for a in actions if isinstance(a, DryRun))
+
+
+def test_all_that_a_generation_creates_is_validated_in_the_order_of_creation(
+    cluster: ModelCluster,
+) -> None:
+    dry_run = dry_run_of(cluster)
+    assert [m["kind"] for m in dry_run.objects] == [
+        "ConfigMap",
+        "Secret",
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "Lease",
+        "PodDisruptionBudget",
+    ]
+    coordinator, *tasks = (pod for _, pod in dry_run.pods)
+    assert coordinator["metadata"]["labels"][names.LABEL_ROLE] == names.ROLE_COORDINATOR
+    assert "serviceAccountName" not in coordinator["spec"], "it need not exist yet"
+    assert len(tasks) == len({pod["metadata"]["name"] for pod in tasks}) == 4
+    assert not dry_run.may_exceed_quota
+
+
+def test_what_exists_is_not_validated_again(running: ModelCluster) -> None:
+    running.edit("flights", suspend=True)
+    assert [m["kind"] for m in dry_run_of(running).objects] == ["ConfigMap"]
+
+
+_HIGHER = {"queries": [{**q, "priority": 1000} for q in flights_spec()["queries"]]}
+_OTHER_SQL = {
+    "operators": [
+        {**o, "sql": f"{o['sql']} -- another"} if "sql" in o else o
+        for o in flights_spec()["operators"]
+    ]
+}
+_LARGER = {"resources": {"requests": {"cpu": "900m", "memory": "2Gi"}}}
+
+
+@pytest.mark.parametrize(
+    ("edit", "fits"),
+    [
+        (_HIGHER, True),
+        (_OTHER_SQL, True),
+        (with_replicas(3), False),
+        ({**_OTHER_SQL, **_LARGER}, False),
+        (with_replicas(1), True),
+    ],
+)
+def test_an_edit_needs_no_more_room_in_a_quota_than_what_it_replaces(
+    running: ModelCluster, edit: dict[str, Any], fits: bool
+) -> None:
+    running.edit("flights", **edit)
+    assert dry_run_of(running).may_exceed_quota is fits
+
+
+def test_an_edit_waits_for_room_in_a_quota_and_nothing_changes(running: ModelCluster) -> None:
+    before = running.tasks()
+    full = DryRunResult(waits_for="exceeded quota: few, requested: pods=1")
+    running.refused_dry_runs["uid-flights", 2] = full
+    running.edit("flights", **with_replicas(3))
+    running.settle()
+    valid = running.condition("Valid")
+    assert (valid["status"], valid["reason"]) == ("Unknown", "QuotaFull")
+    assert "requested: pods=1" in valid["message"]
+    assert "generation 1 keeps running" in valid["message"]
+    assert running.event_reasons().count("QuotaFull") == 1
+    assert running.condition("Available")["status"] == "True"
+    assert running.tasks() == before
+    running.refused_dry_runs.clear()
+    running.pass_time(10.0)
+    running.settle()
+    assert running.condition("Valid")["status"] == "True"
+
+
+def test_the_coordinator_has_the_resources_of_its_field(cluster: ModelCluster) -> None:
+    resources = {"requests": {"cpu": "1"}, "limits": {"cpu": "2", "memory": "1Gi"}}
+    cluster.edit("flights", coordinator={"resources": resources})
+    _, pod = dry_run_of(cluster).pods[0]
+    assert pod["spec"]["containers"][0]["resources"] == {
+        "requests": {"cpu": "1", "memory": "160Mi"},
+        "limits": {"cpu": "2", "memory": "1Gi"},
+    }
 
 
 def test_a_problem_found_by_a_task_stays_until_all_is_live(running: ModelCluster) -> None:

@@ -24,9 +24,9 @@ from rekindle_operator.reconcile.actions import (
     CreateGenerationRecord,
     CreatePod,
     DeletePod,
-    DryRunPods,
+    DryRun,
     EmitEvent,
-    EnsureAccess,
+    EnsureObject,
     OpenGate,
     PlanRank,
     TopologyActions,
@@ -68,11 +68,18 @@ class Refusing(client.ApiClient):
             return Response(self.status, {"message": self.message})
         if method == "GET" and self.missing:
             return Response(404, {"message": "not found"})
-        meta = {"ownerReferences": [{"uid": self.owner}]}
+        name = url.rpartition("/")[2]
+        meta = {"name": name, "namespace": "default", "ownerReferences": [{"uid": self.owner}]}
         return Response(200, {"kind": "Status", "metadata": meta, "data": self.data})
 
 
 _REMOVAL = DeletePod("default", "old", "u", version=7, grace_s=None, why="why")
+
+
+def meta_of(name: str, owner_uid: str) -> dict[str, Any]:
+    owner = {"name": "t", "uid": owner_uid}
+    found = {"name": name, "namespace": "default", "annotations": {}}
+    return {**found, "ownerReferences": [owner]}
 
 
 def executor_of(
@@ -98,8 +105,13 @@ def executor_of(
 def run(api: Refusing) -> ClusterCache:
     cluster = ClusterCache(api, None, lambda: 1000.0)
     executor = executor_of(api, cluster, lambda: 1000.0)
-    meta = {"name": "new", "ownerReferences": [{"uid": REF.topology_uid}]}
-    create = CreatePod("default", {"kind": "Pod", "metadata": meta}, REF, predecessor_lost_at=990.0)
+    meta = meta_of("new", REF.topology_uid)
+    create = CreatePod(
+        "default",
+        {"apiVersion": "v1", "kind": "Pod", "metadata": meta},
+        REF,
+        predecessor_lost_at=990.0,
+    )
     executor.run([TopologyActions("default/t", (create, _REMOVAL))])
     return cluster
 
@@ -107,16 +119,52 @@ def run(api: Refusing) -> ClusterCache:
 def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
     api = Refusing(status=400, message='strict decoding error: unknown field "spec.nodeSelectr"')
     cluster = ClusterCache(api, None, lambda: 1000.0)
-    pods = (("spec.podTemplate", {"kind": "Pod"}),)
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "t", "namespace": "default"}}
+    pods = (("spec.podTemplate", pod),)
     executor = executor_of(api, cluster, lambda: 1000.0)
-    executor.run(
-        [TopologyActions("default/t", (DryRunPods("default", "u", generation=3, pods=pods),))]
-    )
+    executor.run([TopologyActions("default/t", (DryRun("default", "u", 3, (), pods),))])
     assert api.calls == ["POST pods?dryRun=All&fieldValidation=Strict"]
     (problem,) = cluster.snapshot().dry_runs["u", 3].problems
     assert (problem.path, problem.reason) == ("spec.podTemplate", "PodRefused")
     assert 'unknown field "spec.nodeSelectr"' in problem.message
     assert "correct spec.podTemplate" in problem.hint
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "may_exceed", "problems", "waits"),
+    [
+        ("exceeded quota: few, requested: pods=1", "Pod", False, 0, True),
+        ("exceeded quota: few, requested: pods=1", "Pod", True, 0, False),
+        ("exceeded quota: few, requested: secrets=1", "Secret", True, 0, True),
+        ("failed quota: few: must specify limits.cpu", "Pod", True, 1, False),
+        ("cannot create resource", "Secret", True, 1, False),
+    ],
+)
+def test_a_full_quota_is_no_problem_of_the_spec(
+    message: str, kind: str, may_exceed: bool, problems: int, waits: bool
+) -> None:
+    api = Refusing(message=message)
+    cluster = ClusterCache(api, None, lambda: 1000.0)
+    manifest = {"apiVersion": "v1", "kind": kind, "metadata": meta_of("t", "u")}
+    objects = (manifest,) if kind != "Pod" else ()
+    pods = (("spec.podTemplate", manifest),) if kind == "Pod" else ()
+    dry_run = DryRun("default", "u", 3, objects, pods, may_exceed)
+    executor_of(api, cluster, lambda: 1000.0).run([TopologyActions("default/t", (dry_run,))])
+    result = cluster.snapshot().dry_runs["u", 3]
+    assert (len(result.problems), bool(result.waits_for)) == (problems, waits)
+    assert not waits or result.waits_for == message
+
+
+@pytest.mark.parametrize(("owner", "problems"), [("u", 0), ("another's", 1)])
+def test_an_object_that_exists_is_a_problem_if_it_is_of_another(owner: str, problems: int) -> None:
+    api = Refusing(409, "already exists", owner=owner)
+    cluster = ClusterCache(api, None, lambda: 1000.0)
+    manifest = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta_of("t", "u")}
+    dry_run = DryRun("default", "u", 3, (manifest,), ())
+    executor_of(api, cluster, lambda: 1000.0).run([TopologyActions("default/t", (dry_run,))])
+    found = cluster.snapshot().dry_runs["u", 3].problems
+    assert len(found) == problems
+    assert all("ServiceAccount t" in str(p) and "delete it first" in str(p) for p in found)
 
 
 def test_a_refused_pod_is_retried_after_the_cleanup() -> None:
@@ -196,27 +244,28 @@ def test_a_failed_status_write_reuses_its_incarnations() -> None:
     assert cluster.snapshot().uncreated_pods
 
 
-def test_a_record_of_an_earlier_topology_is_not_accepted() -> None:
-    meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
-    record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})
-    for owner, goes_on in (("uid", True), ("of the topology before", False)):
-        api = Refusing(409, "already exists", owner=owner)
-        cluster = ClusterCache(api, None, lambda: 0.0)
-        executor = executor_of(api, cluster, lambda: 0.0)
-        executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
-        assert ("POST pods" in api.calls) is goes_on
+def fails_to_create(api: client.ApiClient, manifest: dict[str, Any], *others: Any) -> bool:
+    """Whether the creation of this record fails; `others`: actions beside it."""
+    failed = ACTIONS.labels("CreateConfigFailed")
+    before = failed._value.get()
+    cluster = ClusterCache(api, None, lambda: 0.0)
+    record = CreateGenerationRecord("default", manifest)
+    executor_of(api, cluster, lambda: 0.0).run([TopologyActions("default/t", (record, *others))])
+    return bool(failed._value.get() > before)
+
+
+@pytest.mark.parametrize(("owner", "fails"), [("uid", False), ("of the topology before", True)])
+def test_a_record_of_an_earlier_topology_is_not_accepted(owner: str, fails: bool) -> None:
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta_of("t-g1", "uid")}
+    assert fails_to_create(Refusing(409, "already exists", owner=owner), manifest) is fails
 
 
 @pytest.mark.parametrize("text", ["{}", "another"])
 def test_a_record_with_another_content_is_not_accepted(text: str) -> None:
-    meta = {"name": "t-g1", "ownerReferences": [{"uid": "uid"}]}
-    manifest = {"kind": "ConfigMap", "metadata": meta, "data": {"topology.json": text}}
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta_of("t-g1", "uid")}
+    manifest |= {"data": {"topology.json": text}}
     api = Refusing(409, "already exists", owner="uid", data={"topology.json": "{}"})
-    cluster = ClusterCache(api, None, lambda: 0.0)
-    executor = executor_of(api, cluster, lambda: 0.0)
-    record = CreateGenerationRecord("default", manifest)
-    executor.run([TopologyActions("default/t", (record, creation("t-0", uid="uid")))])
-    assert ("POST pods" in api.calls) is (text == "{}")
+    assert fails_to_create(api, manifest) is (text != "{}")
 
 
 @pytest.mark.parametrize(("status", "checks"), [(500, 1), (422, 1), (404, 0)])
@@ -273,13 +322,10 @@ def test_pods_do_not_wait_for_a_status_that_is_refused(caplog: pytest.LogCapture
 
 
 def test_a_failed_status_write_creates_no_record() -> None:
-    meta = {"name": "t-g1", "ownerReferences": [{"uid": "t"}]}
-    record = CreateGenerationRecord("default", {"kind": "ConfigMap", "metadata": meta})
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta_of("t-g1", "t")}
     status = WriteStatus("default", "t", "t", 1, {}, {}, urgent=True, accepts_generation=True)
     api = Failing({"PATCH status": 500})
-    cluster = ClusterCache(api, None, lambda: 0.0)
-    executor = executor_of(api, cluster, lambda: 0.0)
-    executor.run([TopologyActions("default/t", (record, status, creation("t-0", uid="t")))])
+    assert not fails_to_create(api, manifest, status)
     assert api.calls == ["PATCH status"]
 
 
@@ -304,10 +350,10 @@ def grant_access(owner: str | None, leads_for_calls: int | None = None) -> list[
         lambda: 0.0,
         may_act=lambda: leads_for_calls is None or len(api.calls) < leads_for_calls,
     )
-    access = EnsureAccess("default", tuple(coordinator_access(topology)))
+    access = [EnsureObject("default", manifest) for manifest in coordinator_access(topology)]
     ref = IncarnationRef("uid", COORDINATOR_KEY, 1)
-    pod = {"kind": "Pod", "metadata": {"name": "c", "ownerReferences": [{"uid": "uid"}]}}
-    executor.run([TopologyActions("default/t", (access, CreatePod("default", pod, ref)))])
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": meta_of("c", "uid")}
+    executor.run([TopologyActions("default/t", (*access, CreatePod("default", pod, ref)))])
     return api.calls
 
 
@@ -374,8 +420,12 @@ def status_reserving(topology: str) -> WriteStatus:
 
 
 def creation(name: str, *, uid: str) -> CreatePod:
-    meta = {"name": name, "ownerReferences": [{"uid": uid}]}
-    return CreatePod("default", {"kind": "Pod", "metadata": meta}, IncarnationRef(uid, name, 2))
+    meta = meta_of(name, uid)
+    return CreatePod(
+        "default",
+        {"apiVersion": "v1", "kind": "Pod", "metadata": meta},
+        IncarnationRef(uid, name, 2),
+    )
 
 
 def removal(name: str) -> DeletePod:
@@ -486,9 +536,9 @@ def test_creations_of_a_coordinator_that_keep_failing_are_reported() -> None:
     cluster = ClusterCache(api, None, clock)
     executor = executor_of(api, cluster, clock)
     for incarnation in (2, 3):
-        meta = {"name": f"t-coordinator-{incarnation}", "ownerReferences": [{"uid": "uid"}]}
+        meta = meta_of(f"t-coordinator-{incarnation}", "uid")
         ref = IncarnationRef("uid", COORDINATOR_KEY, incarnation)
-        create = CreatePod("default", {"kind": "Pod", "metadata": meta}, ref)
+        create = CreatePod("default", {"apiVersion": "v1", "kind": "Pod", "metadata": meta}, ref)
         executor.run([TopologyActions("default/t", (create,))])
         clock.now += 1.0
     message = cluster.snapshot().failures["default/t"]

@@ -248,7 +248,7 @@ def test_a_reserved_incarnation_without_a_pod_stops_no_roll(running: ModelCluste
     running.edit("flights", image=NEW)
     request_roll(running)
     running.refused_in.add("default")  # a quota
-    pass_seconds(running, 2)
+    pass_seconds(running, 3)
     assert {"slot": "coordinator", "incarnation": 2} in running.status()["slots"]
     running.edit("flights", image=OLD)
     pass_seconds(running, 1)

@@ -18,6 +18,7 @@ from rekindle_operator.reconcile.actions import CreateGenerationRecord, CreatePo
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.topology_status import read_topology_status
 
+SPEC = flights_spec()
 _PRIVILEGED = {
     "hostPID": True,
     "containers": [{"name": "task", "securityContext": {"privileged": True}}],
@@ -128,13 +129,41 @@ def test_an_edit_that_is_refused_leaves_no_digest(cluster: ModelCluster) -> None
     assert listed(cluster) == {2: ""}
 
 
-def test_a_record_waits_for_the_status_with_its_digest(cluster: ModelCluster) -> None:
+def test_a_record_waits_for_the_status_with_its_digest_and_pods_for_the_record(
+    cluster: ModelCluster,
+) -> None:
     for name in "abc":
         cluster.add_node(name)
     cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     kinds = [type(a) for a in actions]
-    assert kinds.index(WriteStatus) < kinds.index(CreateGenerationRecord) < kinds.index(CreatePod)
+    assert kinds.index(WriteStatus) < kinds.index(CreateGenerationRecord)
+    assert CreatePod not in kinds
+    assert cluster.condition("Valid")["reason"] == "Checking"
+    cluster.apply(actions)
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    assert CreatePod in [type(a) for a in actions]
+
+
+@pytest.mark.parametrize("forever", [False, True])
+def test_an_edit_whose_record_is_not_created_changes_nothing(
+    running: ModelCluster, forever: bool
+) -> None:
+    before = {p.uid for p in running.tasks().values()}
+    operators = [o | ({"partitions": 4} if "keyBy" in o else {}) for o in SPEC["operators"]]
+    running.edit("flights", operators=operators)
+    for _ in range(20):
+        actions = reconcile(running.snapshot(), running.now, running.settings)
+        running.apply(a for a in actions if not isinstance(a, CreateGenerationRecord))
+        running.pass_time(1.0)
+    assert {p.uid for p in running.tasks().values()} == before
+    assert running.condition("Available")["status"] == "True"
+    assert running.condition("Valid")["reason"] == "Checking"
+    assert "generation record" in running.condition("Valid")["message"]
+    if not forever:
+        running.settle()
+        assert running.condition("Valid")["status"] == "True"
+        assert {p.uid for p in running.tasks().values()} != before
 
 
 def test_a_record_is_created_after_the_operator_died(cluster: ModelCluster) -> None:

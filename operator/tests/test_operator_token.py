@@ -1,25 +1,20 @@
-"""The topology's token: created once, given to its pods by reference, and not readable."""
+"""The objects of a topology beside its pods; its token above all: given to pods by reference,
+restored with its value, and replaced without an outage."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+import base64
 from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from kubernetes import client
+from model_api import ModelOperator
 from model_cluster import ModelCluster
 
 from rekindle import names
-from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.execute import Executor
-from rekindle_operator.reconcile.actions import (
-    CreatePod,
-    CreateTokenSecret,
-    EnsureAccess,
-    TopologyActions,
-)
+from rekindle.identity import Identity
+from rekindle_operator import tokens
+from rekindle_operator.reconcile.actions import CreatePod, EnsureObject
 from rekindle_operator.reconcile.core import reconcile
 
 
@@ -63,92 +58,157 @@ def test_a_pod_template_cannot_replace_the_token(cluster: ModelCluster) -> None:
     assert all(tokens_of(pod) for pod in cluster.raw_pods.values())
 
 
-def test_the_token_is_created_before_the_pods_that_need_it(cluster: ModelCluster) -> None:
+def test_what_pods_need_is_created_before_them(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
     kinds = [type(action) for action in actions]
-    assert kinds.index(CreateTokenSecret) < kinds.index(CreatePod)
+    assert kinds.index(EnsureObject) < kinds.index(CreatePod)
+    assert [a.kind for a in actions if isinstance(a, EnsureObject)] == [
+        "Secret",
+        "ServiceAccount",
+        "Role",
+        "RoleBinding",
+        "Lease",
+        "PodDisruptionBudget",
+    ]
 
 
-def test_the_token_is_owned_and_immutable_without_its_value(cluster: ModelCluster) -> None:
+def test_the_token_is_owned_and_decided_without_its_value(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
-    (token,) = (a for a in actions if isinstance(a, CreateTokenSecret))
-    assert token.manifest["immutable"] is True
+    token = next(a for a in actions if isinstance(a, EnsureObject) and a.kind == "Secret")
     assert token.manifest["metadata"]["ownerReferences"][0]["name"] == "flights"
     assert not {"data", "stringData"} & token.manifest.keys()
 
 
 def test_no_role_of_a_coordinator_may_read_secrets(cluster: ModelCluster) -> None:
     actions = first_actions(cluster)
-    (access,) = (a for a in actions if isinstance(a, EnsureAccess))
-    rules = [r for m in access.manifests if m["kind"] == "Role" for r in m["rules"]]
+    roles = [a.manifest for a in actions if isinstance(a, EnsureObject) and a.kind == "Role"]
+    rules = [r for role in roles for r in role["rules"]]
     assert rules
     assert not any({"secrets", "*"} & set(rule["resources"]) for rule in rules)
 
 
-@dataclass
-class Response:
-    status: int
-    body: dict[str, Any]
-    reason: str = ""
-
-    def read(self) -> bytes:
-        return json.dumps(self.body).encode()
-
-
-@dataclass
-class Recording(client.ApiClient):
-    """Responds to each POST with `status`."""
-
-    status: int = 201
-    bodies: list[dict[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        super().__init__()
-
-    def call_api(
-        self, method: str, url: str, header_params: Any = None, body: Any = None, *_: Any, **__: Any
-    ) -> Any:
-        assert (method, url.rpartition("/")[2]) == ("POST", "secrets")
-        self.bodies.append(body)
-        return Response(self.status, {"kind": "Secret"})
-
-
-@pytest.fixture
-def now() -> list[float]:
-    return [1000.0]
-
-
-def executor(api: Recording, now: list[float]) -> Executor:
-    cluster = ClusterCache(api, None, lambda: now[0])
-    return Executor(
-        api,
-        cluster,
-        identity="me",
-        status_interval_s=2.0,
-        clock=lambda: now[0],
-        may_act=lambda: True,
-    )
-
-
-def token(name: str) -> TopologyActions:
-    secret = {"kind": "Secret", "metadata": {"name": name}, "immutable": True}
-    return TopologyActions(f"default/{name}", (CreateTokenSecret("default", secret),))
-
-
-def test_each_token_is_random(now: list[float]) -> None:
-    api = Recording()
-    executor(api, now).run([token("one"), token("two")])
-    values = [body["stringData"]["token"] for body in api.bodies]
+def test_each_token_is_random() -> None:
+    values = [tokens.wanted_values({}, {}, settles=False)["token"] for _ in range(2)]
     assert len(set(values)) == 2
     assert all(len(value) >= 43 for value in values)
 
 
-def test_an_existing_token_is_kept(now: list[float]) -> None:
-    api = Recording(status=409)
-    runner = executor(api, now)
-    runner.run([token("one")])
-    runner.run([token("one")])
-    assert len(api.bodies) == 1
-    now[0] += 61.0  # it may have been deleted meanwhile
-    runner.run([token("one")])
-    assert len(api.bodies) == 2
+@pytest.fixture
+def operator(running: ModelCluster) -> ModelOperator:
+    """The real executor, which has seen the running topology."""
+    operator = ModelOperator(running)
+    operator.run(2.0)
+    return operator
+
+
+def secret_of(model: ModelCluster) -> dict[str, str]:
+    (raw,) = (raw for (kind, _), raw in model.owned.items() if kind == "Secret")
+    return tokens.decoded(raw["data"])
+
+
+def pods_by_token(model: ModelCluster) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for name, raw in model.raw_pods.items():
+        if not raw["metadata"].get("deletionTimestamp"):
+            digest = raw["metadata"]["annotations"][names.ANNOTATION_TOKEN]
+            found.setdefault(digest, set()).add(name)
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind", ["Secret", "ServiceAccount", "Role", "RoleBinding", "PodDisruptionBudget", "Lease"]
+)
+def test_a_deleted_object_comes_back_as_it_was(operator: ModelOperator, kind: str) -> None:
+    model = operator.model
+    if kind == "Lease":
+        before: Any = {model.leases.pop("flights-coordinator").name}
+    else:
+        key = next(key for key in model.owned if key[0] == kind)
+        before = model.owned.pop(key)
+    pods = {raw["metadata"]["uid"] for raw in model.raw_pods.values()}
+    operator.run(2.0)
+    if kind == "Lease":
+        assert before <= model.leases.keys()
+        return
+    after = model.owned[key]
+    after["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+    assert after == before
+    assert {raw["metadata"]["uid"] for raw in model.raw_pods.values()} == pods
+
+
+@pytest.mark.parametrize("field", ["rules", "subjects", "spec", "metadata"])
+def test_an_object_that_was_changed_is_corrected(operator: ModelOperator, field: str) -> None:
+    model = operator.model
+    key, raw = next((k, r) for k, r in model.owned.items() if field in r)
+    before = dict(raw)
+    changed: Any = {"metadata": {**raw["metadata"], "labels": {}}}.get(field, [])
+    model.owned[key] = {**raw, field: changed}
+    model.owned[key]["metadata"] = {
+        **model.owned[key]["metadata"],
+        "name": raw["metadata"]["name"],
+        "resourceVersion": str(model.next_version()),
+    }
+    operator.run(2.0)
+    assert {k: v for k, v in model.owned[key].items() if k != "metadata"} == {
+        k: v for k, v in before.items() if k != "metadata"
+    }
+    assert model.owned[key]["metadata"]["labels"] == before["metadata"]["labels"]
+
+
+def test_objects_that_are_as_wanted_cause_no_call(operator: ModelOperator) -> None:
+    operator.api.calls.clear()
+    operator.run(5.0)
+    assert not [c for c in operator.api.calls if "secrets" in c or "roles" in c or "leases" in c]
+
+
+def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator) -> None:
+    """While both are there, new pods know both tokens; in the end only the new one counts."""
+    model = operator.model
+    (key,) = (key for key in model.owned if key[0] == "Secret")
+    old = secret_of(model)["token"]
+    raw = {**model.owned[key], "data": {**model.owned[key]["data"]}}
+    raw["data"]["token"] = base64.b64encode(b"chosen").decode()
+    raw["metadata"] = {**raw["metadata"], "resourceVersion": str(model.next_version())}
+    model.owned[key] = raw
+    unlike_live = set[str]()
+    for _ in range(240):
+        operator.run(0.5)
+        queries = model.status()["queries"]
+        unlike_live |= {q["name"] for q in queries if q["state"] != "Live"}
+        values = secret_of(model)
+        by_token = pods_by_token(model)
+        if tokens.token_digest(old) in by_token:
+            assert values["running"] == old, "pods that have it are still there"
+        if by_token.keys() == {tokens.token_digest("chosen")} and values["running"] == "chosen":
+            break
+    else:
+        raise AssertionError("some pods keep the token before")
+    assert "delay-alarms" not in unlike_live, "it has replicas"
+    assert secret_of(model) == {
+        "token": "chosen",
+        "running": "chosen",
+        "reader": Identity(token="chosen").reader_token,
+    }
+
+
+def test_pods_of_a_version_that_does_not_tell_its_token_stay(operator: ModelOperator) -> None:
+    model = operator.model
+    for raw in model.raw_pods.values():
+        del raw["metadata"]["annotations"][names.ANNOTATION_TOKEN]
+    pods = {raw["metadata"]["uid"] for raw in model.raw_pods.values()}
+    operator.run(5.0)
+    assert {raw["metadata"]["uid"] for raw in model.raw_pods.values()} == pods
+
+
+def test_an_immutable_secret_of_an_older_version_stays_as_it_is() -> None:
+    values = {"token": "old"}
+    assert tokens.digests_of(values, immutable=True).is_complete
+    assert not tokens.digests_of(values, immutable=False).is_complete
+
+
+@pytest.mark.parametrize("data", [{}, {"token": ""}, {"token": "/w=="}, {"reader": "eA=="}])
+def test_a_secret_without_a_usable_token_gets_the_one_that_was_seen(data: dict[str, str]) -> None:
+    seen = {"token": "a", "running": "a"}
+    wanted = tokens.wanted_values(tokens.decoded(data), seen, settles=False)
+    assert (wanted["token"], wanted["running"]) == ("a", "a")
+    assert not tokens.digests_of(tokens.decoded(data), immutable=False).is_complete

@@ -104,20 +104,17 @@ it needs neither `escalate` nor `bind`. */ -}}
   resources: [configmaps]
   verbs: [get, list, watch, create, delete]
 - apiGroups: [""]
-  resources: [secrets] # tokens of topologies: created, never read
-  verbs: [create]
-- apiGroups: [""]
-  resources: [serviceaccounts]
-  verbs: [get, create, patch]
+  resources: [secrets, serviceaccounts] # tokens of topologies, and accounts of coordinators
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [coordination.k8s.io] # Leases of coordinators
   resources: [leases]
   verbs: [get, list, watch, create, patch, update]
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [policy] # of topologies
   resources: [poddisruptionbudgets]
-  verbs: [get, create, patch]
+  verbs: [get, list, watch, create, patch]
 - apiGroups: [events.k8s.io]
   resources: [events]
   verbs: [create]

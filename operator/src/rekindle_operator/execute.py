@@ -213,13 +213,10 @@ class Executor:
                 self._cluster.token_values(namespace, action.name),
                 settles=action.settles_token,
             )
-            manifest = {**manifest, "stringData": values}
+            manifest = {**manifest, "data": tokens.encoded(values)}
         response = self._call("PATCH", path, manifest, content_type=_APPLY, query=_APPLY_OPTIONS)
-        mirror = (
-            self._cluster.leases if action.kind == "Lease" else self._cluster.owned[action.kind]
-        )
         if response is not None:
-            mirror.put(response)
+            self._cluster.put_owned(action.kind, response)
 
     def _with_token(self, manifest: Manifest) -> Manifest:
         """A pod with the digest of the token that it is created with."""

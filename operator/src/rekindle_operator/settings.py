@@ -64,6 +64,7 @@ class PodDefaults:
     # It must have preemptionPolicy Never: the API server refuses that policy in a pod if its class
     # has another one. Empty: the cluster's default class.
     priority_class: str = ""
+    coordinator_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     policy: PodPolicy = field(default_factory=PodPolicy)
 
 
@@ -100,6 +101,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
             image=env.get("REKINDLE_PIPELINES_IMAGE", PodDefaults().image),
             pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", PodDefaults().pull_policy),
             priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
+            coordinator_resources=json.loads(env.get("REKINDLE_COORDINATOR_RESOURCES") or "{}"),
             policy=parse_policy(json.loads(env.get("REKINDLE_POD_POLICY") or "{}")),
         ),
         limits=read_limits(env),

@@ -1,8 +1,8 @@
 """The operator's cache of the API, and its memory of earlier passes; a snapshot has both.
 
-Nodes, pods and what topologies own come from informers, topologies from Kopf (`handlers`) and from a
-periodic list, which finds deletions that no watch has seen. Facts whose age matters get the time of
-this process's clock when it first sees them.
+Nodes, pods and what topologies own come from informers, topologies from Kopf (`handlers`) and from
+a periodic list, which finds deletions that no watch has seen. Facts whose age matters get the time
+of this process's clock when it first sees them.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -207,6 +207,13 @@ class ClusterCache:
         """Kinds without a response or event of the API server for too long."""
         stalled = tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
         return (*stalled, names.PLURAL) if self.topologies_stalled else stalled
+
+    def put_owned(self, kind: str, raw: Json) -> None:
+        """An object as the API server sent it."""
+        if kind == "Lease":
+            self.leases.put(raw)
+        else:
+            self.owned[kind].put(raw)
 
     # --- tokens -----------------------------------------------------------------
 

@@ -11,14 +11,13 @@ from dataclasses import replace
 
 from rekindle.names import GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.cluster.convert import tolerations_of
+from rekindle_operator.cluster.convert import pod_requests, tolerations_of
 from rekindle_operator.cluster.model import PodView, Snapshot, Toleration
 from rekindle_operator.limits import NamespaceLimits
 from rekindle_operator.reconcile.context import PassInputs
 from rekindle_operator.recovery.affinity import Term, required_terms
 from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
 from rekindle_operator.resources.common import Manifest
-from rekindle_operator.resources.coordinator import COORDINATOR_REQUESTS
 
 
 def measure_capacity(
@@ -46,7 +45,8 @@ def measure_capacity(
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
             terms = required_terms(pod.affinity)
             selector = tuple(sorted(pod.node_selector.items()))
-            unplaced.append(_coordinator_to_place(selector, pod.tolerations, terms))
+            to_place = _coordinator_to_place(pod.requests, selector, pod.tolerations, terms)
+            unplaced.append(to_place)
     nodes = {}
     for name, view in losses.usable_nodes.items():
         here = used.get(name, [])
@@ -81,10 +81,11 @@ def _node_used_by(pod: PodView) -> str | None:
 def _from_coordinator(spec: Manifest) -> PodToPlace:
     selector = tuple(sorted((spec.get("nodeSelector") or {}).items()))
     terms = required_terms(spec.get("affinity"))
-    return _coordinator_to_place(selector, tolerations_of(spec), terms)
+    return _coordinator_to_place(pod_requests(spec), selector, tolerations_of(spec), terms)
 
 
 def _coordinator_to_place(
+    requests: ResourceAmounts,
     selector: tuple[tuple[str, str], ...],
     tolerations: tuple[Toleration, ...],
     affinity: tuple[Term, ...] | None,
@@ -92,7 +93,7 @@ def _coordinator_to_place(
     """Without the key and the group, which are given when it is placed."""
     return PodToPlace(
         key="",
-        requests=COORDINATOR_REQUESTS,
+        requests=requests,
         group="",
         replica=0,
         node_selector=selector,

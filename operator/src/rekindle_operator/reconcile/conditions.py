@@ -117,20 +117,25 @@ def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Healt
     generation = context.view.generation
     if context.problems:
         rest = "".join(f"; {n}" for n in (*_older_crd(context), *waiting_drains(context, states)))
-        if context.running is not None:
-            rest += f" [generation {context.running.generation} keeps running]"
+        rest += _keeps_running(context)
         problems = "; ".join(map(str, context.problems))
         message = cut(problems, max(_MAX_MESSAGE_CHARS - len(rest), _LEAST_PROBLEM_CHARS)) + rest
         return Condition("Valid", "False", context.problems[0].reason or "Invalid", message)
-    if context.acceptance_waits_for:
-        message = f"generation {generation}: waiting for {context.acceptance_waits_for}"
-        return Condition("Valid", "Unknown", "Checking", message)
+    if (waits := context.acceptance_waits) is not None:
+        message = f"generation {generation}: waiting for {waits.what}{_keeps_running(context)}"
+        return Condition("Valid", "Unknown", waits.reason, cut(message, _MAX_MESSAGE_CHARS))
     refused = _refused_by_tasks(context, states) or _refused_before(context, health)
     if refused:
         return Condition("Valid", "False", _REFUSED, refused)
     notes = (*_notes(context, states), *_older_crd(context))
     message = "; ".join((f"generation {generation} is accepted", *notes))
     return Condition("Valid", "True", "Accepted", message)
+
+
+def _keeps_running(context: ReconcileContext) -> str:
+    """What is said of the generation before one that is not accepted."""
+    running = context.running
+    return f" [generation {running.generation} keeps running]" if running is not None else ""
 
 
 def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[str]:

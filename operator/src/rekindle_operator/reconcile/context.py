@@ -42,9 +42,8 @@ from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.topology_status import TopologyStatus
 
-_VALIDATION = "validation of the spec and its pods"
-_RECORD = "its generation record to be created"
-_DRY_RUN_RETRY_S = 10.0  # a quota or a webhook may have been the reason for a refusal
+_DRY_RUN_RETRY_S = 30.0  # a webhook may have been the reason for a refusal
+_QUOTA_RETRY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +74,18 @@ class CompiledGeneration:
 
 
 @dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why a generation is neither accepted nor refused yet; `reason`: of condition `Valid`."""
+
+    reason: str
+    what: str
+
+
+_VALIDATION = Waiting("Checking", "validation of the spec and its pods")
+_RECORD = Waiting("Checking", "its generation record to be created")
+
+
+@dataclass(frozen=True, slots=True)
 class ReconcileContext:
     """One topology in one pass."""
 
@@ -83,7 +94,7 @@ class ReconcileContext:
     # The newest accepted generation; None if there is none, or this version cannot compile it.
     running: CompiledGeneration | None
     problems: tuple[Problem, ...]  # of the newest generation
-    acceptance_waits_for: str  # empty: it is accepted or refused
+    acceptance_waits: Waiting | None  # None: it is accepted or refused
     generations: Mapping[int, str]  # digests of records, as the status is to list them
     # When the coordinator's report was last known to be true, if that is too long ago to prove
     # anything; None while the report is fresh.
@@ -131,7 +142,7 @@ def build_context(
         view=view,
         running=acceptance.running,
         problems=acceptance.problems,
-        acceptance_waits_for=acceptance.waits_for,
+        acceptance_waits=acceptance.waits,
         generations=listed_generations(records, view.generation, acceptance.digest),
         newer_image=_newer_image(view, acceptance.running, settings.pods),
         report_stale_since=None if is_reported else snapshot.report_times.get(view.uid),
@@ -143,11 +154,11 @@ def build_context(
 @dataclass(frozen=True, slots=True)
 class _Acceptance:
     """Whether the newest generation is accepted; `running`: the generation that runs now;
-    `waits_for`: what the decision waits for; `digest`: of the record that this pass creates."""
+    `waits`: what the decision waits for; `digest`: of the record that this pass creates."""
 
     running: CompiledGeneration | None
     problems: tuple[Problem, ...] = ()
-    waits_for: str = ""
+    waits: Waiting | None = None
     actions: tuple[Action, ...] = ()
     digest: str = ""
 
@@ -164,7 +175,7 @@ def _accept(
     try:
         compiled = compile_spec(view.name, view.spec)
     except StillCompiling:
-        return _Acceptance(running, waits_for=_VALIDATION)
+        return _Acceptance(running, waits=_VALIDATION)
     match compiled:
         case Rejected(problems):
             return _Acceptance(running, problems)
@@ -178,11 +189,16 @@ def _accept(
     result = pass_inputs.snapshot.dry_runs.get((view.uid, view.generation))
     if result is not None and not result.problems and not result.waits_for:
         return _record(candidate, running, records, defaults)
-    decision = _Acceptance(running, waits_for=_VALIDATION)
+    decision = _Acceptance(running, waits=_VALIDATION)
     if result is not None:
-        waits_for = f"room in a quota: {result.waits_for}" if not result.problems else ""
-        decision = _Acceptance(running, result.problems, waits_for)
-        if pass_inputs.now - result.at < _DRY_RUN_RETRY_S:
+        waits = (
+            Waiting("QuotaFull", f"room in a quota: {result.waits_for}")
+            if not result.problems
+            else None
+        )
+        decision = _Acceptance(running, result.problems, waits)
+        retry_s = _DRY_RUN_RETRY_S if result.problems else _QUOTA_RETRY_S
+        if pass_inputs.now - result.at < retry_s:
             return decision
     dry_run = _dry_run(candidate, running, pass_inputs)
     if isinstance(dry_run, Problem):
@@ -203,7 +219,7 @@ def _record(
     existing = records.of_generation(candidate.generation)
     if existing is None:
         create = CreateGenerationRecord(candidate.view.namespace, manifest)
-        return _Acceptance(running, waits_for=_RECORD, actions=(create,), digest=digest)
+        return _Acceptance(running, waits=_RECORD, actions=(create,), digest=digest)
     if existing.digest == digest:
         return _Acceptance(candidate, digest=digest)
     return _Acceptance(running, (foreign_record_problem(existing),))

@@ -276,7 +276,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
         return TopologyActions(key, needs.observed.record_actions)
 
     # 1. What pods need, and the coordinator, which does not wait for the plan.
-    actions = [*ensure_objects(context)]
+    actions: list[Action] = [*ensure_objects(context)]
     actions += [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events; then the record of a new generation, which waits for the status.

@@ -119,6 +119,8 @@ def _validity(result: PassResult) -> Iterator[EventText]:
         return
     if new.status == "True":
         yield EventText(_NORMAL, "Accepted", "Validate", new.message, f"{generation}")
+    elif new.status == "Unknown":
+        yield EventText(_WARNING, new.reason, "Validate", new.message, f"{generation}")
     else:
         dedup_key = f"{generation} {new.message}"
         yield EventText(_WARNING, "Invalid", "Validate", new.message, dedup_key)

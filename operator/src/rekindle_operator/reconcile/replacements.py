@@ -9,7 +9,7 @@ Design: docs/design/recovery.md#replacement, docs/design/fencing.md#incarnations
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle import names
 from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
@@ -153,7 +153,8 @@ def unneeded_pods(
         if pod.slot not in current:
             moved = pod.slot.alternate in current
             why = "it has moved" if moved else "its slot is no longer in the topology"
-            found.append(_delete(pod, losses, grace_s=None, why=why))
+            delete = _delete(pod, losses, grace_s=None, why=why)
+            found.append(replace(delete, is_replaced=not moved))
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, losses, _SHORT_GRACE_S, "a newer incarnation exists"))
     return found

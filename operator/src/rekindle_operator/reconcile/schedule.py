@@ -117,8 +117,10 @@ def _order(action: Action) -> ActionOrder:
     match action:
         case QuarantineNode() | AvoidNode():
             return ActionOrder.PREPARE
-        case CreateGenerationRecord() | EnsureObject():
+        case CreateGenerationRecord():
             return ActionOrder.PREPARE
+        case EnsureObject():
+            return ActionOrder.PREPARE if action.is_needed_by_pods else ActionOrder.CLEAN_UP
         case WriteStatus():
             return (
                 ActionOrder.PREPARE

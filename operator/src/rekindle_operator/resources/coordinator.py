@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 from rekindle import names
 from rekindle.protocol import CONTROL_PORT
-from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.common import (
     TOLERATE_LOST_NODE,
@@ -37,8 +36,8 @@ from rekindle_operator.resources.template_for_coordinator import (
 )
 from rekindle_operator.settings import PodDefaults
 
-REQUESTS = {"cpu": "50m", "memory": "160Mi"}
-COORDINATOR_REQUESTS = ResourceAmounts.parse(REQUESTS, pods=1)
+RESOURCES = {"requests": {"cpu": "50m", "memory": "160Mi"}, "limits": {"memory": "512Mi"}}
+"""Where neither the chart nor the topology says otherwise."""
 
 
 def coordinator_pod(
@@ -110,7 +109,7 @@ def _spec(topology: TopologyView, excluded: Iterable[str], defaults: PodDefaults
                 "env": [],
                 "envFrom": store_credentials(checkpoint),
                 "volumeMounts": mounts,
-                "resources": {"requests": REQUESTS, "limits": {"memory": "512Mi"}},
+                "resources": _resources(topology, defaults),
                 "ports": [{"name": "control", "containerPort": CONTROL_PORT}],
                 "livenessProbe": {
                     "httpGet": {"path": "/livez", "port": CONTROL_PORT},
@@ -134,6 +133,16 @@ def _spec(topology: TopologyView, excluded: Iterable[str], defaults: PodDefaults
     if nodes := required_nodes(template, [_not_node(node) for node in sorted(set(excluded))]):
         spec["affinity"] = {"nodeAffinity": nodes}
     return spec
+
+
+def _resources(topology: TopologyView, defaults: PodDefaults) -> Manifest:
+    """Each amount is the topology's, else the chart's, else the default."""
+    of_topology = (topology.spec.get("coordinator") or {}).get("resources") or {}
+    levels = (RESOURCES, defaults.coordinator_resources, of_topology)
+    return {
+        part: {name: amount for level in levels for name, amount in (level.get(part) or {}).items()}
+        for part in ("requests", "limits")
+    }
 
 
 def _environment(topology: TopologyView, incarnation: int) -> list[Manifest]:

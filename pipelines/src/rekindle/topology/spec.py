@@ -105,6 +105,12 @@ class RecoverySpec(Spec):
     [after a recovery](topology.md#moves-to-emptier-nodes) they are packed tightly."""
 
 
+class CoordinatorSpec(Spec):
+    resources: dict[str, Any] = Field(default_factory=dict)
+    """`requests` and `limits` of the coordinator: `cpu` and `memory`. Each one that is missing is
+    the chart's `coordinator.resources`."""
+
+
 class EventTimeSpec(Spec):
     column: str
     """A TIMESTAMP column of the schema, or the one that `expression` computes."""
@@ -313,6 +319,8 @@ class TopologySpec(Spec):
     """`requests` and `limits` of a task: `cpu` and `memory`; without them 500m and 1Gi. A segment
     has the maximum of its nodes. Other resources (`nvidia.com/gpu`, `ephemeral-storage`) are in
     `podTemplate.spec`, `resources` of the container `task`."""
+    coordinator: CoordinatorSpec = Field(default_factory=CoordinatorSpec)
+    """The pod that coordinates the tasks."""
     executors: int = Field(0, ge=0)
     """Number of Spark executors of a task."""
     suspend: bool = False

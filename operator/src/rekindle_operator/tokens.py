@@ -1,0 +1,78 @@
+"""The values of the Secret of a topology's token. Pure.
+
+Its keys are `token`, what new pods have; `running`, what pods may have that were made before the
+token was replaced; and `reader`, for readers of stream sinks. To replace the token, somebody writes
+another one: the operator then replaces the pods one by one, and writes it as `running` when no pod
+has the one before. A Secret that was deleted is restored with the values that this process has
+seen.
+
+Design: docs/design/fencing.md#identity.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rekindle.identity import Identity
+from rekindle.names import READER_TOKEN_KEY, RUNNING_TOKEN_KEY, TOKEN_KEY
+
+_TOKEN_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class TokenDigests:
+    """What may be kept in a snapshot. `is_complete`: no value is missing or does not fit."""
+
+    token: str
+    running: str
+    is_complete: bool
+
+
+def decoded(data: Mapping[str, str] | None) -> dict[str, str]:
+    """The texts of a Secret's `data`; without what is no text, or has no value."""
+    found = {}
+    for key, value in (data or {}).items():
+        try:
+            text = base64.b64decode(value, validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError, TypeError):
+            continue
+        if text:
+            found[key] = text
+    return found
+
+
+def encoded(values: Mapping[str, str]) -> dict[str, str]:
+    """`data` of a Secret."""
+    return {key: base64.b64encode(text.encode()).decode() for key, text in values.items()}
+
+
+def digests_of(values: Mapping[str, str], *, immutable: bool) -> TokenDigests:
+    """`immutable`: a version before this one has created the Secret; it stays as it is."""
+    token = values.get(TOKEN_KEY, "")
+    running = values.get(RUNNING_TOKEN_KEY, token if immutable else "")
+    is_reader = values.get(READER_TOKEN_KEY) == Identity(token=token).reader_token
+    is_complete = bool(token and running and (is_reader or immutable))
+    return TokenDigests(token_digest(token), token_digest(running), is_complete)
+
+
+def token_digest(token: str) -> str:
+    """Empty for no token. It does not help to guess one: tokens are random."""
+    return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
+
+
+def wanted_values(
+    found: Mapping[str, str], seen: Mapping[str, str], *, settles: bool
+) -> dict[str, str]:
+    """What the Secret is to have. `found`: what it has; `seen`: what it had when this process last
+    saw it; `settles`: no pod has the token before this one any more."""
+    token = found.get(TOKEN_KEY) or seen.get(TOKEN_KEY) or secrets.token_urlsafe(_TOKEN_BYTES)
+    before = found.get(RUNNING_TOKEN_KEY) or seen.get(RUNNING_TOKEN_KEY) or seen.get(TOKEN_KEY)
+    running = token if settles or not before else before
+    reader = Identity(token=token).reader_token
+    assert reader is not None
+    return {TOKEN_KEY: token, RUNNING_TOKEN_KEY: running, READER_TOKEN_KEY: reader}
