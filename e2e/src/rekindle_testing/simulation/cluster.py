@@ -21,8 +21,11 @@ from rekindle_testing.simulation.kube.node import Node
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
     DELETED,
+    LEASES,
     NODES,
+    OWNED,
     PODS,
+    RECORDS,
     TOPOLOGIES,
     ApiEvent,
     Json,
@@ -191,6 +194,31 @@ class SimulatedCluster:
         """Change what new pods are made from. Returns what changes it back."""
         self._edit_spec(podTemplate={"metadata": {"annotations": {"edited": "true"}}})
         return lambda: self._edit_spec(podTemplate={})
+
+    def edit_refused(self, position: int, *, over_quota: bool) -> Callable[[], None]:
+        """An operator, by its position, is to have two replicas; the API server refuses to create
+        more, for a full quota or for good. Returns what changes both back."""
+        server = self.server
+        server.refuses = "exceeded quota: few" if over_quota else "denied by a policy"
+        end = server.refusing.begin()
+        undo = self.edit("operators", position, replicas=2)
+
+        def heal() -> None:
+            undo()
+            end()
+
+        return heal
+
+    def delete_object(self, position: int) -> str:
+        """One of the topology's objects that are not pods, by its position; returns its name."""
+        objects = self.server.objects
+        found = [(k, raw) for k in (*OWNED, LEASES, RECORDS) for raw in objects.all(k)]
+        owned = [(k, raw) for k, raw in found if raw["metadata"].get("ownerReferences")]
+        if not owned:
+            return "nothing there"
+        plural, raw = owned[position % len(owned)]
+        objects.remove(plural, raw)
+        return f"{plural} {raw['metadata']['name']}"
 
     def _edit(self, kind: str, edited: Spec) -> None:
         (raw,) = self.server.objects.all(TOPOLOGIES)

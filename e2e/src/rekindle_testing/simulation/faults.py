@@ -47,6 +47,8 @@ class FaultKind(StrEnum):
     EDIT_REPLICAS = "an operator of the topology has two replicas for a while"
     EDIT_PRIORITY = "a query has another priority for a while"
     EDIT_TEMPLATE = "new pods of the topology are made from another template for a while"
+    REFUSE_EDIT = "an edit of the topology is refused by a policy, or waits for a quota"
+    DELETE_OBJECT = "an object of the topology that is not a pod is deleted"
     API_DOWN = "the API server is down"
     API_ERRORS = "the API server refuses and fails"
     STALL_WATCHES = "the watches of an operator are stalled"

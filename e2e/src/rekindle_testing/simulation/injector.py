@@ -255,6 +255,10 @@ class Injector:
                 return "", cluster.edit("queries", fault.target, priority=fault.other)
             case FaultKind.EDIT_TEMPLATE:
                 return "", cluster.edit_template()
+            case FaultKind.REFUSE_EDIT:
+                return "", cluster.edit_refused(fault.target, over_quota=bool(fault.other % 2))
+            case FaultKind.DELETE_OBJECT:
+                return cluster.delete_object(fault.target), None
             case FaultKind.API_DOWN:
                 return API, server.down.begin()
             case FaultKind.API_ERRORS:

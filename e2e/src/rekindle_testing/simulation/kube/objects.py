@@ -28,6 +28,14 @@ PODS, NODES, LEASES, RECORDS, TOPOLOGIES = (
     "configmaps",
     names.PLURAL,
 )
+OWNED = {
+    "secrets": "Secret",
+    "serviceaccounts": "ServiceAccount",
+    "roles": "Role",
+    "rolebindings": "RoleBinding",
+    "poddisruptionbudgets": "PodDisruptionBudget",
+}
+"""Kinds of which the operator keeps one or two objects for each topology."""
 ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
 
 
@@ -199,7 +207,7 @@ class ApiObjects:
                 raw = copied(body)
                 raw["metadata"]["namespace"] = target.namespace
                 return ApiResponse(201, self.add(target.plural, raw))
-            return ApiResponse(200, found)
+            return ApiResponse(200, self.change(target.plural, found, **_applied(found, body)))
         if found is None:
             return _refused(404, "not found")
         if body["metadata"].get("uid") != found["metadata"]["uid"]:
@@ -212,6 +220,14 @@ class ApiObjects:
         if (reason := refused_by_rules(before, status)) is not None:
             return _refused(422, reason)
         return ApiResponse(200, self.change(TOPOLOGIES, found, status=status))
+
+
+def _applied(found: Mapping[str, Any], body: Json) -> Json:
+    """The fields of an object to which a client applies its own; one level deep."""
+    return {
+        key: {**found[key], **value} if isinstance(found.get(key), dict) else value
+        for key, value in copied(body).items()
+    }
 
 
 def applied_status(before: Mapping[str, Any], applied: Json) -> Json:

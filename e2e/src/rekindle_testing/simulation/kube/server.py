@@ -41,6 +41,8 @@ class ApiServer:
         self.objects = ApiObjects(lambda: scheduler.now, self._changed)
         self.down = OverlappingFaults()
         self.fails = OverlappingFaults()
+        self.refusing = OverlappingFaults()
+        self.refuses = ""  # the message of refusals, while it is `refusing` dry runs
         self.stalled_until: dict[str, float] = {}
         self.observers: list[Callable[[str, ApiEvent], None]] = []
         self._scheduler = scheduler
@@ -55,6 +57,9 @@ class ApiServer:
         delay_s = self._scheduler.between(*_CALL_S)
         if self._scheduler.random.random() < (_ERROR_SHARE if self.fails else 0.0):
             self._fail(request, reply, delay_s)
+        elif self.refusing and request.verb == "POST" and "dryRun" in request.path:
+            refusal = ApiResponse(403, {"kind": "Status", "message": self.refuses}, self.refuses)
+            self._scheduler.after(delay_s, lambda: reply(refusal))
         else:
             self._scheduler.after(delay_s, lambda: reply(self.objects.respond(request)))
 

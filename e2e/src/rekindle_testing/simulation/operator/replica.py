@@ -30,6 +30,7 @@ from rekindle_testing.simulation.kube.objects import (
     DELETED,
     LEASES,
     NODES,
+    OWNED,
     PODS,
     RECORDS,
     TOPOLOGIES,
@@ -51,8 +52,13 @@ _PATHS = {
     RECORDS: "/api/v1/configmaps",
     LEASES: "/apis/coordination.k8s.io/v1/leases",
     TOPOLOGIES: f"/apis/{names.API_VERSION}/{names.PLURAL}",
+    "secrets": "/api/v1/secrets",
+    "serviceaccounts": "/api/v1/serviceaccounts",
+    "roles": "/apis/rbac.authorization.k8s.io/v1/roles",
+    "rolebindings": "/apis/rbac.authorization.k8s.io/v1/rolebindings",
+    "poddisruptionbudgets": "/apis/policy/v1/poddisruptionbudgets",
 }
-_SELECTED = (RECORDS, LEASES)  # only those with the label of a topology
+_SELECTED = (RECORDS, LEASES, *OWNED)  # only those with the label of a topology
 
 OnWrite = Callable[["OperatorReplica", ApiRequest], None]
 
@@ -248,6 +254,7 @@ class _Cache(ClusterCache):
             NODES: self.nodes,
             RECORDS: self.generation_records,
             LEASES: self.leases,
+            **{plural: self.owned[kind] for plural, kind in OWNED.items()},
         }
         self._api = api
         self._requested = SimulatedEvent(process)
