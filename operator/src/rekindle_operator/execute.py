@@ -194,10 +194,11 @@ class Executor:
 
     def _dry_run_create(self, manifest: Manifest) -> None:
         """With strict validation: otherwise the API server drops unknown fields. Raises
-        ApiException also if an object of another owner has the name."""
+        ApiException also if an object of another owner has the name. What is not found is another
+        object of the topology that does not exist yet, as the Role of a RoleBinding."""
         query = [("dryRun", "All"), ("fieldValidation", "Strict")]
         path = _collection(manifest)
-        if self._call("POST", path, manifest, query=query, none_for_status=409) is None:
+        if self._call("POST", path, manifest, query=query, none_for_status=(404, 409)) is None:
             where = f"{path}/{manifest['metadata']['name']}"
             self._check_owner(where, manifest, may_be_missing=True)
 

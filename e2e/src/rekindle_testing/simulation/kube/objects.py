@@ -137,7 +137,7 @@ class ApiObjects:
             case "GET" if not target.name:
                 return self._list(target, query.get("labelSelector", [""])[0])
             case "POST" if "dryRun" in query:
-                return ApiResponse(201, {**request.body})
+                return self._dry_run(target, request.body)
             case "POST":
                 return self._create(target, request.body)
             case "PATCH" if isinstance(request.body, dict):
@@ -171,6 +171,14 @@ class ApiObjects:
         raw = copied(body)
         raw["metadata"]["namespace"] = target.namespace
         return ApiResponse(201, self.add(target.plural, raw))
+
+    def _dry_run(self, target: _Target, body: Json) -> ApiResponse:
+        """A RoleBinding needs its Role."""
+        if (role := body.get("roleRef")) and (
+            (target.namespace, role["name"]) not in self._kinds["roles"]
+        ):
+            return _refused(404, f"role {role['name']} not found")
+        return ApiResponse(201, {**body})
 
     def _replace(self, target: _Target, found: Json, body: Json) -> ApiResponse:
         version = body["metadata"].get("resourceVersion")
