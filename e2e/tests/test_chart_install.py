@@ -160,5 +160,7 @@ def test_permissions_are_limited_to_the_namespace(api: JsonApi, helm: Helm) -> N
     assert may("list", "nodes", "")
     assert may("list", "pods", "team-two")
     assert may("delete", "pods", "one")
-    assert not may("get", "secrets", "team-one")
+    assert may("get", "secrets", "team-one")
+    assert not may("get", "secrets", "default")
+    assert not may("delete", "secrets", "team-one")
     assert not may("list", "configmaps", "team-two")

@@ -169,7 +169,7 @@ def test_the_operator_cannot_grant_more_than_it_has(plane: ControlPlane, topolog
     """It may create Roles; the API server refuses those with rights that it lacks."""
     role: Any = {
         "metadata": {"name": "more"},
-        "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}],
+        "rules": [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["delete"]}],
     }
     operator = client.RbacAuthorizationV1Api(_as(plane, _ACCOUNTS["operator"]))
     with pytest.raises(ApiException, match="attempting to grant RBAC permissions"):
