@@ -529,7 +529,7 @@ def is_budget(action: Any) -> bool:
 def test_a_disruption_budget_comes_with_the_coordinator(cluster: ModelCluster) -> None:
     cluster.add_node("a")
     actions = [a for done in passes(cluster) for a in done]
-    budget = next(a.manifest for a in actions if is_budget(a))
+    budget = next(a.manifest for a in actions if isinstance(a, EnsureObject) and is_budget(a))
     selector = budget["spec"]["selector"]["matchLabels"].items()
     for raw in cluster.raw_pods.values():
         assert selector <= raw["metadata"]["labels"].items()

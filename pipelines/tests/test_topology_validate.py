@@ -174,6 +174,19 @@ def test_a_pod_template_of_any_shape_mounts_nothing(pod: dict[str, Any]) -> None
     assert "NoVolume" in {p.reason for p in problems_of(manifest)}
 
 
+def test_what_the_operator_replaces_in_a_pod_template_is_refused() -> None:
+    manifest = good_manifest()
+    env = [{"name": "REKINDLE_MEMORY", "value": "1"}, {"name": "MINE", "value": "1"}]
+    manifest["spec"]["podTemplate"] = {
+        "metadata": {"labels": {"app.kubernetes.io/part-of": "shop", "app": "shop"}},
+        "spec": {"containers": [{"name": "task", "env": env}]},
+    }
+    assert {p.path for p in problems_of(manifest) if p.reason == "Replaced"} == {
+        "spec.podTemplate.metadata.labels[app.kubernetes.io/part-of]",
+        "spec.podTemplate.spec.containers[0].env[0]",
+    }
+
+
 def test_files_of_a_source_may_be_in_the_image() -> None:
     manifest = good_manifest()
     manifest["spec"]["sources"][0]["files"]["url"] = "file:///opt/input/trips.csv"

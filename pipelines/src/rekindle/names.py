@@ -58,6 +58,8 @@ TOPOLOGY_KEY = "topology.json"  # of the ConfigMap of an accepted generation
 TOKEN_KEY = "token"  # of the Secret of the topology's token
 RUNNING_TOKEN_KEY = "running"  # of that Secret: the token of pods made before it was replaced
 READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
+PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "rekindle"  # of all objects of a topology
+OWN_VARIABLES = "REKINDLE_"  # names of the operator's variables in pods begin so
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 

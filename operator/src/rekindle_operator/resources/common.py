@@ -53,7 +53,7 @@ def metadata(
         "name": name,
         "namespace": topology.namespace,
         "labels": {
-            "app.kubernetes.io/part-of": "rekindle",
+            names.PART_OF_LABEL: names.PART_OF,
             names.LABEL_TOPOLOGY: topology.name,
             **(labels or {}),
         },

@@ -9,7 +9,7 @@ from rekindle.errors import Problem, RekindleError
 
 NOT_SUPPORTED_YET = "NotSupportedYet"
 TOO_DEEP = "TooDeep"
-MISTAKES = frozenset({"NotANumber", "SharedPlace", "UnknownTimeZone"})
+MISTAKES = frozenset({"NotANumber", "Replaced", "SharedPlace", "UnknownTimeZone"})
 """Reasons of what can run, and is probably wrong: it is refused in a new generation only."""
 
 

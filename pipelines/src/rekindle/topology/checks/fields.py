@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pydantic import BaseModel
 
 from rekindle.errors import Problem
-from rekindle.names import OWN_PREFIX, TASK_CONTAINER
+from rekindle.names import OWN_PREFIX, OWN_VARIABLES, PART_OF, PART_OF_LABEL, TASK_CONTAINER
 from rekindle.topology.checks.object_names import check_object_names
 from rekindle.topology.checks.resources import check_resources
 from rekindle.topology.checks.unsupported import UNSUPPORTED
@@ -194,6 +194,7 @@ def _pod_template(template: Mapping[str, object]) -> Iterator[Problem]:
                 hint = nearest(str(field), known)
                 yield Problem(where, "UnknownField", f"unknown field {field}", hint)
     yield from _reserved_names(template)
+    yield from _replaced_values(template)
     yield from _other_containers(template)
 
 
@@ -222,6 +223,26 @@ def _reserved_names(template: Mapping[str, object]) -> Iterator[Problem]:
                 yield Problem(
                     where, "ReservedSetting", f"{key} cannot be set: {why}", "leave it out"
                 )
+
+
+def _replaced_values(template: Mapping[str, object]) -> Iterator[Problem]:
+    """A label and variables that all pods get from the operator, whatever the template says."""
+    labels = _at(template, ("metadata", "labels"))
+    if isinstance(labels, Mapping) and labels.get(PART_OF_LABEL, PART_OF) != PART_OF:
+        where = f"spec.podTemplate.metadata.labels[{PART_OF_LABEL}]"
+        what = f"the operator replaces it: all its pods have the value {PART_OF}"
+        yield Problem(where, "Replaced", what, "leave it out")
+    containers = _at(template, ("spec", "containers"))
+    for at, container in enumerate(containers if isinstance(containers, list) else ()):
+        if not isinstance(container, Mapping) or container.get("name") != TASK_CONTAINER:
+            continue
+        variables = container.get("env")
+        for i, variable in enumerate(variables if isinstance(variables, list) else ()):
+            name = variable.get("name") if isinstance(variable, Mapping) else None
+            if isinstance(name, str) and name.startswith(OWN_VARIABLES):
+                where = f"spec.podTemplate.spec.containers[{at}].env[{i}]"
+                what = f"the operator sets {name}, as all variables that begin with {OWN_VARIABLES}"
+                yield Problem(where, "Replaced", what, "leave it out")
 
 
 def _at(template: Mapping[str, object], path: Iterable[str]) -> object:
