@@ -69,7 +69,7 @@ def test_the_coordinator_has_the_security_context_of_tasks(
 
 
 def test_the_coordinator_reads_the_store_as_tasks_do(cluster: ModelCluster) -> None:
-    env = [{"name": "HTTPS_PROXY", "value": "http://proxy"}, {"name": "REKINDLE_BIND", "value": ""}]
+    env = [{"name": "HTTPS_PROXY", "value": "http://proxy"}]
     mounts = [{"name": n, "mountPath": f"/{n}"} for n in ("ca", "scratch")]
     template = task(env=env, envFrom=[{"configMapRef": {"name": "more"}}], volumeMounts=mounts)
     template["spec"]["volumes"] = [
@@ -107,7 +107,7 @@ def test_a_template_makes_the_root_read_only(cluster: ModelCluster) -> None:
 
 
 def test_labels_and_annotations_are_shared_except_identity(cluster: ModelCluster) -> None:
-    labels = {"cost-centre": "7", "app.kubernetes.io/part-of": "mine"}
+    labels = {"cost-centre": "7"}
     template = {"metadata": {"labels": labels, "annotations": {"sidecar.istio.io/inject": "false"}}}
     meta = coordinator_with(cluster, template)["metadata"]
     assert meta["labels"]["cost-centre"] == "7"

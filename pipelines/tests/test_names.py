@@ -32,6 +32,7 @@ STORED = {
     "ANNOTATION_REPLACES": "rekindle.dev/replaces",
     "ANNOTATION_TEMPLATE": "rekindle.dev/template",
     "ANNOTATION_SHAPE": "rekindle.dev/shape",
+    "ANNOTATION_TOKEN": "rekindle.dev/token",
     "ANNOTATION_ROLL": "rekindle.dev/roll",
     "ANNOTATION_IMAGE": "rekindle.dev/image",
     "ANNOTATION_REPORT": "rekindle.dev/report",

@@ -319,7 +319,7 @@ class TopologySpec(Spec):
     """`requests` and `limits` of a task: `cpu` and `memory`; without them 500m and 1Gi. A segment
     has the maximum of its nodes. Other resources (`nvidia.com/gpu`, `ephemeral-storage`) are in
     `podTemplate.spec`, `resources` of the container `task`."""
-    coordinator: CoordinatorSpec = Field(default_factory=CoordinatorSpec)
+    coordinator: CoordinatorSpec | None = None
     """The pod that coordinates the tasks."""
     executors: int = Field(0, ge=0)
     """Number of Spark executors of a task."""

@@ -67,7 +67,8 @@ def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) ->
     found += _spark_conf(spec)
     found += _pod_template(spec.pod_template)
     found += check_resources(spec.resources, "spec.resources")
-    found += check_resources(spec.coordinator.resources, "spec.coordinator.resources")
+    if spec.coordinator is not None:
+        found += check_resources(spec.coordinator.resources, "spec.coordinator.resources")
     for path, node in nodes_with_paths(spec):
         found += check_resources(node.resources or {}, f"{path}.resources")
         found += _limit(node.replicas, MAX_REPLICAS, f"{path}.replicas", "replicas")
