@@ -18,6 +18,8 @@ from kubernetes.client.exceptions import ApiException
 from operator_world import START_S, World
 
 from rekindle import names
+from rekindle.identity import Identity
+from rekindle_operator import tokens
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.fixtures.bad_manifests import bad_manifests
@@ -280,6 +282,32 @@ def test_a_refused_edit_keeps_the_accepted_generation(
     assert world.status("flights")["queriesLive"].endswith("/2")
     kept = pods - {"flights-routes-0-0-1"}
     wait_for("only unneeded pods to end", lambda: set(world.pods("flights")) == kept)
+
+
+def test_a_deleted_secret_comes_back_and_a_replaced_token_reaches_all_pods(
+    world: World, nodes: list[str], flights: Any
+) -> None:
+    wait_for("it runs", lambda: _is_running(world))
+    core = world.core
+    (secret,) = core.list_namespaced_secret("operator", label_selector=names.LABEL_TOPOLOGY).items
+    name = name_of(secret)
+    core.delete_namespaced_secret(name, "operator")
+
+    def values() -> dict[str, str]:
+        found = core.list_namespaced_secret("operator", field_selector=f"metadata.name={name}")
+        return next((tokens.decoded(s.data) for s in found.items), {})
+
+    assert wait_for("it is back", values) == tokens.decoded(secret.data)
+    core.patch_namespaced_secret(name, "operator", {"stringData": {"token": "chosen"}})
+
+    def pods_have_it() -> bool:
+        pods = [*world.pods("flights").values(), *world.pods("flights", "coordinator").values()]
+        found = {p.metadata.annotations[names.ANNOTATION_TOKEN] for p in pods}
+        return found == {tokens.token_digest("chosen")}
+
+    wait_for("all pods have it", pods_have_it, 120)
+    wait_for("the one before is gone", lambda: values().get("running") == "chosen")
+    assert values()["reader"] == Identity(token="chosen").reader_token
 
 
 def test_resume_uses_new_incarnations_and_is_no_recovery(

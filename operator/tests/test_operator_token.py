@@ -3,7 +3,6 @@ restored with its value, and replaced without an outage."""
 
 from __future__ import annotations
 
-import base64
 from typing import Any
 
 import pytest
@@ -15,7 +14,8 @@ from rekindle import names
 from rekindle.identity import Identity
 from rekindle_operator import tokens
 from rekindle_operator.reconcile.actions import CreatePod, EnsureObject
-from rekindle_operator.reconcile.core import reconcile
+from rekindle_operator.reconcile.core import reconcile, reconcile_all
+from rekindle_operator.reconcile.schedule import schedule
 
 
 def tokens_of(pod: dict[str, Any]) -> list[dict[str, Any]]:
@@ -70,6 +70,17 @@ def test_what_pods_need_is_created_before_them(cluster: ModelCluster) -> None:
         "Lease",
         "PodDisruptionBudget",
     ]
+
+
+def test_a_task_waits_for_its_secret_alone(cluster: ModelCluster) -> None:
+    """Whatever else is refused: a lost task has to come back."""
+    first_actions(cluster)
+    found = {}
+    for scheduled in schedule(reconcile_all(cluster.snapshot(), cluster.now, cluster.settings)):
+        if isinstance(scheduled.action, CreatePod):
+            kinds = {key.split()[1] for key in scheduled.after if key.startswith("EnsureObject")}
+            found[scheduled.action.is_coordinator] = kinds
+    assert found == {False: {"Secret"}, True: {"Secret", "ServiceAccount", "Role", "RoleBinding"}}
 
 
 def test_the_token_is_owned_and_decided_without_its_value(cluster: ModelCluster) -> None:
@@ -164,12 +175,8 @@ def test_objects_that_are_as_wanted_cause_no_call(operator: ModelOperator) -> No
 def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator) -> None:
     """While both are there, new pods know both tokens; in the end only the new one counts."""
     model = operator.model
-    (key,) = (key for key in model.owned if key[0] == "Secret")
     old = secret_of(model)["token"]
-    raw = {**model.owned[key], "data": {**model.owned[key]["data"]}}
-    raw["data"]["token"] = base64.b64encode(b"chosen").decode()
-    raw["metadata"] = {**raw["metadata"], "resourceVersion": str(model.next_version())}
-    model.owned[key] = raw
+    replace_token(model, "chosen", old)
     unlike_live = set[str]()
     for _ in range(240):
         operator.run(0.5)
@@ -189,6 +196,41 @@ def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator) -> N
         "running": "chosen",
         "reader": Identity(token="chosen").reader_token,
     }
+
+
+def replace_token(model: ModelCluster, token: str, running: str) -> None:
+    (key,) = (key for key in model.owned if key[0] == "Secret")
+    reader = Identity(token=token).reader_token
+    assert reader is not None
+    values = {"token": token, "running": running, "reader": reader}
+    meta = {**model.owned[key]["metadata"], "resourceVersion": str(model.next_version())}
+    model.owned[key] = {**model.owned[key], "data": tokens.encoded(values), "metadata": meta}
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_tasks_that_no_new_pod_can_reach_do_not_stop_the_roll(
+    operator: ModelOperator, tells: bool
+) -> None:
+    """Nobody knows the token before any more, or their release shows one token only."""
+    model = operator.model
+    running = secret_of(model)["token"]
+    if not tells:  # an older version of the operator has made them
+        for raw in model.raw_pods.values():
+            del raw["metadata"]["annotations"][names.ANNOTATION_TOKEN]
+    replace_token(model, "another", running if not tells else "another")
+    model.stuck |= {p.name for p in model.tasks().values()}
+    operator.run(60.0)
+    assert pods_by_token(model).keys() == {tokens.token_digest("another")}
+    assert set(model.query_states().values()) == {"Live"}
+    assert secret_of(model)["running"] == "another"
+
+
+def test_values_of_secrets_of_no_topology_are_not_kept(operator: ModelOperator) -> None:
+    cache = operator.cache
+    meta = {"namespace": "default", "name": "x-token", "uid": "u", "resourceVersion": "999999"}
+    cache.put_owned("Secret", {"metadata": meta, "data": tokens.encoded({"token": "a"})})
+    cache.snapshot()
+    assert not cache.token_values("default", "x-token")
 
 
 def test_pods_of_a_version_that_does_not_tell_its_token_stay(operator: ModelOperator) -> None:

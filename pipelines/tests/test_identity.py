@@ -271,3 +271,23 @@ def test_a_refusal_is_reported_until_the_task_responds() -> None:
     assert world.reports[-1]["problems"] == [f"both/0/0: {reason}"]
     world.poll_rounds(9)
     assert world.reports[-1]["problems"] == []
+
+
+def test_a_pod_with_both_tokens_and_one_with_either_accept_each_other() -> None:
+    """While the pods of a topology are replaced one by one, after its token was."""
+    old, new, both = Identity("u", "old"), Identity("u", "new"), Identity("u", "new", "old")
+    for other in (old, new, both):
+        assert both.accepts(other.authorization)
+        assert other.accepts(both.authorization)
+        assert both.accepts_reader(f"Bearer {other.reader_token}")
+    assert not new.accepts(old.authorization)
+    assert not both.accepts("Bearer stranger stranger")
+    assert not both.accepts(f"Bearer {both.reader_token}")
+
+
+@pytest.mark.parametrize(("previous", "shown"), [("", "a"), ("a", "a"), ("b", "a b")])
+def test_the_token_before_is_shown_only_if_it_is_another(previous: str, shown: str) -> None:
+    environment = {"REKINDLE_TOKEN": "a", "REKINDLE_PREVIOUS_TOKEN": previous}
+    identity = Identity.from_environment("u", environment)
+    assert identity.authorization == f"Bearer {shown}"
+    assert "a b" not in repr(identity)

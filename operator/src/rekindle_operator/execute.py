@@ -407,7 +407,10 @@ def _collection(manifest: Manifest) -> str:
 
 def _refused(path: str, manifest: Manifest, message: str) -> Problem:
     if manifest["kind"] == "Pod":
-        hint = "correct spec.podTemplate, spec.resources, spec.image or the cluster's policy"
+        hint = (
+            "correct spec.podTemplate, spec.resources, spec.coordinator, spec.image or the "
+            "cluster's policy"
+        )
         return Problem(path, "PodRefused", message, hint)
     what = f"{manifest['kind']} {manifest['metadata']['name']}: {message}"
     return Problem("", "ObjectRefused", what, "correct the cluster's policy or rights")

@@ -32,6 +32,16 @@ class TokenDigests:
     running: str
     is_complete: bool
 
+    @property
+    def is_replaced(self) -> bool:
+        """Pods may still have the one before."""
+        return self.is_complete and self.token != self.running
+
+    def differs_from(self, of_pod: str) -> bool:
+        """Whether a pod with this digest was made before the token was replaced. A version of the
+        operator that writes none (empty) has made its pods before."""
+        return bool(self.token) and (self.token != of_pod if of_pod else self.is_replaced)
+
 
 def decoded(data: Mapping[str, str] | None) -> dict[str, str]:
     """The texts of a Secret's `data`; without what is no text, or has no value."""

@@ -38,6 +38,7 @@ def _forgets_position(step_sql: Any) -> Any:
 
 
 _TESTS = "pipelines/tests"
+_TESTS_S = 300.0  # they take a few seconds
 FOLD_MUTANTS: Mapping[str, tuple[Mutant, str]] = {
     "rows of a group are folded from the last to the first": (
         replaced(runs, "_groups", _reverses_groups),
@@ -59,7 +60,9 @@ def found_by_tests(name: str) -> str | None:
     """The test that finds a mutant; None if all pass. A mutant that cannot be run is a
     `ValueError`."""
     command = [sys.executable, "-m", __name__, name]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=_TESTS_S
+    )
     if result.returncode == pytest.ExitCode.OK:
         return None
     failed = [line for line in result.stdout.splitlines() if line.startswith("FAILED ")]

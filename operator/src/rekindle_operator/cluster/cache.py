@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -234,10 +234,10 @@ class ClusterCache:
     def token_digest(self, namespace: str, name: str) -> str:
         return token_digest(self.token_values(namespace, name).get(names.TOKEN_KEY, ""))
 
-    def _forget_token(self, topology: TopologyView | None) -> None:
-        if topology is not None:
-            name = names.token_secret_name(topology.name, topology.uid)
-            self._token_values.pop((topology.namespace, name), None)
+    def _forget_tokens_except(self, topologies: Iterable[TopologyView]) -> None:
+        """Anybody may create Secrets with the label of a topology."""
+        kept = {(t.namespace, names.token_secret_name(t.name, t.uid)) for t in topologies}
+        self._token_values = {k: v for k, v in self._token_values.items() if k in kept}
 
     # --- waking the loop ------------------------------------------------------
 
@@ -271,7 +271,7 @@ class ClusterCache:
 
     def remove_topology(self, uid: str) -> None:
         with self._lock:
-            self._forget_token(self._topologies.pop(uid, None))
+            self._topologies.pop(uid, None)
             self._reports.forget(uid)
             self._forget_silences(uid)
             self._uncreated_pods = self._uncreated_pods.without_topology(uid)
@@ -287,7 +287,7 @@ class ClusterCache:
             gone = [u for u, t in self._topologies.items() if u not in listed]
             for uid in gone:
                 if self._topologies[uid].version <= version:
-                    self._forget_token(self._topologies.pop(uid))
+                    del self._topologies[uid]
                     self._reports.forget(uid)
                     self._forget_silences(uid)
                     self._uncreated_pods = self._uncreated_pods.without_topology(uid)
@@ -444,6 +444,7 @@ class ClusterCache:
         coordinators = coordinators_with_pods(pods)
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
+            self._forget_tokens_except(topologies)
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             silence_began = {ref: at for ref, (_, at) in self._silence_began.items()}
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at

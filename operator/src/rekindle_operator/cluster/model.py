@@ -175,8 +175,8 @@ class GenerationRecordView:
 @dataclass(frozen=True, slots=True)
 class OwnedView:
     """An object of a topology of which only its content matters: its Secret, its coordinator's
-    access, its disruption budget, its Lease. `content`: without its values, if it is a Secret;
-    `token`: of these."""
+    access, its disruption budget. `content`: without its values, if it is a Secret; `token`: of
+    these."""
 
     kind: str
     namespace: str

@@ -42,6 +42,9 @@ class DeleteGenerationRecord:
     name: str
 
 
+_ACCESS_KINDS = ("ServiceAccount", "Role", "RoleBinding")
+
+
 @dataclass(frozen=True, slots=True)
 class EnsureObject:
     """Server-side apply an object of a topology that is missing, or differs from its manifest. The
@@ -56,10 +59,9 @@ class EnsureObject:
     def kind(self) -> str:
         return str(self.manifest["kind"])
 
-    @property
-    def is_needed_by_pods(self) -> bool:
-        """All but the disruption budget, which a policy or a quota may refuse."""
-        return self.kind != "PodDisruptionBudget"
+    def is_needed_by_pod(self, *, of_coordinator: bool) -> bool:
+        """Tasks need nothing but the Secret: what is refused of the rest delays none of them."""
+        return self.kind == "Secret" or (of_coordinator and self.kind in _ACCESS_KINDS)
 
     @property
     def name(self) -> str:

@@ -161,7 +161,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
         yield f"priorities above the namespace's limit count as {limit}: {above}"
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
-        yield f"{outdated} of {pods} pods are outdated (an older spec or image)"
+        yield f"{outdated} of {pods} pods are outdated (an older spec, image or token)"
     if roll.replaces_coordinator(context) and (why := why_not_created(context)):
         yield f"the roll waits for a new coordinator ({why})"
     conflict = context.report.stream_conflict

@@ -37,9 +37,10 @@ from rekindle_operator.reconcile.records import (
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.common import Manifest, generation_record
 from rekindle_operator.resources.coordinator import coordinator_pod
-from rekindle_operator.resources.owned import is_as_wanted, owned_objects
+from rekindle_operator.resources.owned import is_as_wanted, owned_objects, token_of
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults, Settings, Timing
+from rekindle_operator.tokens import TokenDigests
 from rekindle_operator.topology_status import TopologyStatus
 
 _DRY_RUN_RETRY_S = 30.0  # a webhook may have been the reason for a refusal
@@ -101,6 +102,7 @@ class ReconcileContext:
     report_stale_since: float | None = None
     max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
+    token: TokenDigests | None = None  # None: the topology's Secret does not exist
 
     @property
     def report(self) -> CoordinatorReport:
@@ -147,6 +149,7 @@ def build_context(
         newer_image=_newer_image(view, acceptance.running, settings.pods),
         report_stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
+        token=token_of(view, snapshot),
     )
     return context, [*acceptance.actions, *_unused_records(context, records)]
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import EnsureObject
 from rekindle_operator.reconcile.context import ReconcileContext, owned_pods
-from rekindle_operator.resources.access import token_secret
-from rekindle_operator.resources.owned import is_as_wanted, key_of, owned_objects
-from rekindle_operator.tokens import TokenDigests
+from rekindle_operator.resources.owned import is_as_wanted, owned_objects
 
 
 def ensure_objects(context: ReconcileContext) -> list[EnsureObject]:
@@ -27,24 +25,13 @@ def ensure_objects(context: ReconcileContext) -> list[EnsureObject]:
     ]
 
 
-def token_of(context: ReconcileContext) -> TokenDigests | None:
-    """None if the topology's Secret does not exist."""
-    found = context.pass_inputs.snapshot.owned.get(key_of(token_secret(context.view)))
-    return found.token if found is not None else None
-
-
 def has_other_token(context: ReconcileContext, pod: PodView) -> bool:
-    """It was made before the token was replaced. False for a pod of a version that does not tell,
-    and while the Secret is missing."""
-    token = token_of(context)
-    if token is None or not token.token or not pod.token_digest:
-        return False
-    return pod.token_digest != token.token
+    """It was made before the token was replaced. False while the Secret is missing."""
+    return context.token is not None and context.token.differs_from(pod.token_digest)
 
 
 def settles_token(context: ReconcileContext) -> bool:
     """Whether the token was replaced, and no pod has the one before any more."""
-    token = token_of(context)
-    if token is None or not token.is_complete or token.token == token.running:
+    if context.token is None or not context.token.is_replaced:
         return False
     return not any(has_other_token(context, pod) for pod in owned_pods(context) if not pod.ended)

@@ -43,6 +43,9 @@ def roll_next(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[S
         return tuple(states)
     if context.report.stream_conflict:
         return tuple(states)
+    unreachable = [s for s in rolled if _is_unreachable(context, s)]
+    if unreachable:
+        return tuple(s.lost(Loss.ROLLED) if s in unreachable else s for s in states)
     if not all(_is_live(context, s) for s in states if not s.is_successor or s.holds_capacity):
         return tuple(states)
     draining = draining_nodes(context)
@@ -56,6 +59,19 @@ def _is_rolled(context: ReconcileContext, state: SlotState) -> bool:
     return is_requested(context) or has_other_token(context, state.pod)
 
 
+def _is_unreachable(context: ReconcileContext, state: SlotState) -> bool:
+    """The coordinator does not report it as live, although it has looked for long enough, and they
+    have other tokens: it may know neither of the coordinator's, or be of a release that shows one
+    only. Waiting for it would stop the roll for good."""
+    coordinator = max(coordinator_pods(context), key=lambda p: p.incarnation)
+    pass_inputs = context.pass_inputs
+    since = pass_inputs.snapshot.pods_in_phase_since.get(coordinator.uid)
+    has_looked = since is not None and pass_inputs.now - since > pass_inputs.timing.task_silent_s
+    if state.pod is None or state.loss is not None or not has_looked:
+        return False
+    return has_other_token(context, state.pod) and not _is_live(context, state)
+
+
 def is_replaced_by_roll(context: ReconcileContext, coordinator: PodView) -> bool:
     """It has another token, or runs another image than the generation; what else is edited does not
     concern it."""
@@ -64,8 +80,9 @@ def is_replaced_by_roll(context: ReconcileContext, coordinator: PodView) -> bool
 
 
 def replaces_coordinator(context: ReconcileContext) -> bool:
-    """A roll is requested, and the coordinator that works has another image."""
-    return is_requested(context) and keeps_older_coordinator(context)
+    """A roll replaces the coordinator that works."""
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    return newest is not None and is_replaced_by_roll(context, newest)
 
 
 def keeps_older_coordinator(context: ReconcileContext) -> bool:

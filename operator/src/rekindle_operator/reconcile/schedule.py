@@ -120,7 +120,8 @@ def _order(action: Action) -> ActionOrder:
         case CreateGenerationRecord():
             return ActionOrder.PREPARE
         case EnsureObject():
-            return ActionOrder.PREPARE if action.is_needed_by_pods else ActionOrder.CLEAN_UP
+            is_budget = action.kind == "PodDisruptionBudget"
+            return ActionOrder.CLEAN_UP if is_budget else ActionOrder.PREPARE
         case WriteStatus():
             return (
                 ActionOrder.PREPARE
@@ -147,11 +148,11 @@ def _after(
     needed: list[Action] = []
     match action:
         case CreatePod():
-            needed = [a for a in siblings if isinstance(a, EnsureObject) and a.is_needed_by_pods]
+            needed = _objects_for(siblings, of_coordinator=action.is_coordinator)
             if status is not None and action.ref in status.new_incarnations:
                 needed.append(status)
         case DeletePod(is_replaced=True):
-            needed = [a for a in siblings if isinstance(a, EnsureObject) and a.is_needed_by_pods]
+            needed = _objects_for(siblings, of_coordinator=False)
         case CreateGenerationRecord():
             needed = [status] if status is not None and status.accepts_generation else []
         case EmitEvent():
@@ -159,6 +160,11 @@ def _after(
         case _:
             pass
     return tuple(key_of(a) for a in needed)
+
+
+def _objects_for(siblings: Sequence[Action], *, of_coordinator: bool) -> list[Action]:
+    found = (a for a in siblings if isinstance(a, EnsureObject))
+    return [a for a in found if a.is_needed_by_pod(of_coordinator=of_coordinator)]
 
 
 def key_of(action: Action) -> str:

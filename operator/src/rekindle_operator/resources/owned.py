@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rekindle import names
 from rekindle_operator.cluster.model import Snapshot, TopologyView
 from rekindle_operator.resources.access import coordinator_access, coordinator_lease, token_secret
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.disruption import disruption_budget
+from rekindle_operator.tokens import TokenDigests
 
 
 def owned_objects(view: TopologyView) -> tuple[Manifest, ...]:
@@ -33,6 +35,13 @@ def is_as_wanted(manifest: Manifest, snapshot: Snapshot) -> bool:
         return False
     (owner,) = manifest["metadata"]["ownerReferences"]
     return found.owner_uid == owner["uid"] and _contains(found.content, _content(manifest))
+
+
+def token_of(view: TopologyView, snapshot: Snapshot) -> TokenDigests | None:
+    """None if the topology's Secret does not exist."""
+    name = names.token_secret_name(view.name, view.uid)
+    found = snapshot.owned.get(("Secret", view.namespace, name))
+    return found.token if found is not None else None
 
 
 def key_of(manifest: Mapping[str, Any]) -> tuple[str, str, str]:

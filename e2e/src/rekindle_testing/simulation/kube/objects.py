@@ -35,7 +35,7 @@ OWNED = {
     "rolebindings": "RoleBinding",
     "poddisruptionbudgets": "PodDisruptionBudget",
 }
-"""Kinds of which the operator keeps one or two objects for each topology."""
+"""Kinds of which the operator keeps an object for each topology."""
 ADDED, MODIFIED, DELETED = "ADDED", "MODIFIED", "DELETED"
 
 
