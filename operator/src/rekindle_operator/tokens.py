@@ -17,6 +17,7 @@ import hashlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rekindle.identity import Identity
 from rekindle.names import READER_TOKEN_KEY, RUNNING_TOKEN_KEY, TOKEN_KEY
@@ -43,7 +44,7 @@ class TokenDigests:
         return bool(self.token) and (self.token != of_pod if of_pod else self.is_replaced)
 
 
-def decoded(data: Mapping[str, str] | None) -> dict[str, str]:
+def decoded(data: Mapping[str, Any] | None) -> dict[str, str]:
     """The texts of a Secret's `data`; without what is no text, or has no value."""
     found = {}
     for key, value in (data or {}).items():
