@@ -202,3 +202,11 @@ def test_what_runs_is_not_refused_by_a_newer_release() -> None:
     assert {problem.reason for problem in new.problems} == {"NotANumber"}
     accepted = compiled_specs.compile_spec("flights", spec, accepted=True)
     assert isinstance(accepted, compiled_specs.Compiled)
+
+
+def test_the_record_of_a_release_with_burst_fields_still_compiles() -> None:
+    spec = flights_spec()
+    spec["recovery"] = {"mode": "Blocking", "burstThreshold": 2, "burstWindow": "10s"}
+    compiled = compiled_specs.compile_spec("flights", spec, accepted=True)
+    assert isinstance(compiled, compiled_specs.Compiled)
+    assert compiled.topology.spec.recovery.mode == "Blocking"

@@ -172,7 +172,10 @@ SAMPLE: dict[str, Any] = {
     "queriesLive": "1/1",
     "redundancy": "2/2",
     "operators": [{"name": "o", "partitions": 1, "replicasReady": 1}],
-    "recovery": {"mode": "Direct", "history": [{"mode": "Direct", "queries": [{"name": "q"}]}]},
+    "recovery": {
+        "mode": "Progressive",
+        "history": [{"mode": "Progressive", "queries": [{"name": "q"}]}],
+    },
     "slots": [{"slot": "a/0/0", "incarnation": 1}],
     "generations": [{"generation": 1, "digest": "d"}],
     "checkpoint": {"epoch": 1, "time": "t", "bytes": 1},

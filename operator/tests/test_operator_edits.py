@@ -408,7 +408,6 @@ def test_a_replica_removed_and_added_again_is_no_loss(cluster: ModelCluster) -> 
         cluster.settle()
     assert cluster.status()["phase"] == "Running"
     assert "recovery" not in cluster.status()
-    assert "BurstDetected" not in cluster.event_reasons()
 
 
 def test_a_surplus_replica_stays_until_one_that_stays_is_live(running: ModelCluster) -> None:

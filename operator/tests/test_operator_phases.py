@@ -129,7 +129,7 @@ def test_entries_that_cannot_be_read_are_left_out() -> None:
 
 def test_a_history_without_a_start_fails_no_pass(running: ModelCluster) -> None:
     view = running.topologies["flights"]
-    status = {**view.status, "recovery": {"history": [{"mode": "Direct"}]}}
+    status = {**view.status, "recovery": {"history": [{"mode": "Progressive"}]}}
     running.topologies["flights"] = replace(view, status=status)
     assert reconcile(running.snapshot(), running.now)
     assert not any(d.error for d in reconcile_all(running.snapshot(), running.now))

@@ -35,6 +35,31 @@ def test_remaining_capacity_goes_to_the_next_best_query() -> None:
     assert started(make_plan(queries, pods, [], capacity(node("n", 6)))) == ["B", "S"]
 
 
+@pytest.mark.parametrize("priority", [0, 1])
+def test_one_costly_query_does_not_go_before_many_cheap_ones_of_its_priority(priority: int) -> None:
+    pods = {"costly": pod("costly", 6)} | {f"p{n}": pod(f"p{n}") for n in range(6)}
+    cheap = [query(f"cheap-{n}", priority, f"p{n}") for n in range(6)]
+    queries = [query("a-costly", priority, "costly"), *cheap]
+    plan = make_plan(queries, pods, [], capacity(node("n", 6)))
+    assert started(plan) == [q.key[1] for q in cheap]
+
+
+def test_of_equal_sums_the_one_with_more_queries_is_taken() -> None:
+    """The dense query leaves room for one of those that share all of `big`."""
+    pods = {name: pod(name) for name in ("dense", "a", "b", "c", "d")}
+    queries = [
+        query("dense", 2, "dense"),
+        query("big", 2, "a", "b", "c", "d"),
+        query("first", 0, "a", "b", "c"),
+        query("second", 0, "b", "c", "d"),
+    ]
+    assert set(started(make_plan(queries, pods, [], capacity(node("n", 4))))) == {
+        "big",
+        "first",
+        "second",
+    }
+
+
 def test_a_second_resource_can_be_the_short_one() -> None:
     pods = {"a": pod("a", 1, memory=60), "b": pod("b", 1, memory=60)}
     plan = make_plan([query("A", 2, "a"), query("B", 1, "b")], pods, [], capacity(node("n", 50)))

@@ -172,12 +172,11 @@ def test_a_refused_coordinator_takes_one_incarnation(running: ModelCluster) -> N
     assert running.event_reasons().count("CoordinatorReplaced") == 1
 
 
-def test_more_lost_partitions_than_the_threshold_make_a_burst(running: ModelCluster) -> None:
+def test_a_recovery_is_planned_and_has_its_mode(running: ModelCluster) -> None:
     running.kill_node_until_not_ready("a")
     running.kill_node_until_not_ready("b")
     running.settle()
     assert running.status()["recovery"]["history"][0]["mode"] == "Progressive"
-    assert "BurstDetected" in running.event_reasons()
     assert "RecoveryPlanned" in running.event_reasons()
 
 
@@ -190,14 +189,6 @@ def test_a_query_that_an_edit_removes_leaves_the_plan(running: ModelCluster) -> 
     running.edit("flights", queries=[{**first, "name": "renamed"}, *others])
     running.settle()
     assert set(running.status()["recovery"]["plan"]) == {"renamed", *(q["name"] for q in others)}
-
-
-def test_a_single_loss_is_no_burst(running: ModelCluster) -> None:
-    victim = next(iter(running.tasks()))
-    running.raw_pods.pop(victim)
-    running.settle()
-    assert running.status()["recovery"]["history"][0]["mode"] == "Direct"
-    assert "BurstDetected" not in running.event_reasons()
 
 
 def test_with_capacity_for_one_query_the_densest_comes_back() -> None:

@@ -170,7 +170,6 @@ def test_a_pod_that_cannot_pull_its_image_is_replaced_elsewhere(cluster: Refusin
     cluster.run_for(60.0)
     assert "a" not in cluster.places()
     assert cluster.status()["phase"] == "Running"
-    assert "BurstDetected" not in cluster.event_reasons()
 
 
 def test_the_reason_of_a_container_becomes_an_event_once(cluster: RefusingCluster) -> None:

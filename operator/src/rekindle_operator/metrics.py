@@ -39,7 +39,7 @@ QUERIES = Gauge(
 RECOVERY_SECONDS = Histogram(
     "rekindle_operator_recovery_seconds",
     "Time from the loss until all queries were live again; mode of the recovery: "
-    "Direct (no burst), Progressive (by priority), Blocking (all queries together)",
+    "Progressive (by priority), Blocking (all queries together)",
     ["mode"],
     buckets=(1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800),
 )

@@ -118,7 +118,7 @@ class RecoveryEntry:
     """One recovery of the history. Open while `finished_at` is empty."""
 
     started_at: str
-    mode: str = ""  # Direct, Progressive or Blocking: docs/design/recovery.md#bursts
+    mode: str = ""  # Progressive or Blocking, as the spec had it
     lost_nodes: tuple[str, ...] = ()
     queries: tuple[RecoveredQuery, ...] = ()
     finished_at: str = ""

@@ -207,11 +207,6 @@ def _recovery(result: PassResult) -> Iterator[EventText]:
     if (active := new.active) is None:
         return
     is_new = old.active is None or old.active.started_at != active.started_at
-    old_mode = old.active.mode if old.active is not None else ""
-    if active.mode == "Progressive" and (is_new or old_mode != "Progressive"):
-        nodes = ", ".join(active.lost_nodes) or "none known"
-        note = f"correlated failure (lost nodes: {nodes}): queries recover by profit density"
-        yield EventText(_WARNING, "BurstDetected", "Assess", note, f"{active.started_at} burst")
     if new.plan and (is_new or old.plan != new.plan):
         dedup_key = f"{active.started_at} {' '.join(new.plan)}"
         yield EventText(_NORMAL, "RecoveryPlanned", "Plan", _explain(result, new.plan), dedup_key)

@@ -9,16 +9,15 @@ Design: docs/design/recovery.md#report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from rekindle.topology.spec import RecoverySpec
 from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Health, ReplicaState, replica_state
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.losses import LossAssessment, is_burst
+from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.topology_status import (
     QueryState,
@@ -56,11 +55,10 @@ def _updated(
     context: ReconcileContext, entry: RecoveryEntry, states: Sequence[SlotState], health: Health
 ) -> RecoveryEntry:
     assert context.running is not None
-    now, spec = context.pass_inputs.now, context.running.topology.spec.recovery
-    elapsed_s = now - parse_time(entry.started_at)
+    elapsed_s = context.pass_inputs.now - parse_time(entry.started_at)
     return replace(
         entry,
-        mode=_mode(spec, entry.mode, _lost_partitions(states, now), now),
+        mode=context.running.topology.spec.recovery.mode,
         lost_nodes=_with_lost_nodes(entry, _lost_nodes(states, context.pass_inputs.losses)),
         queries=_queries(entry.queries, health, elapsed_s),
     )
@@ -70,32 +68,6 @@ def _is_loss(state: SlotState) -> bool:
     """Something that ran was lost. A gated pod that someone deleted did not run."""
     ran = state.loss is not None and state.loss.counts_as_failure
     return ran and state.phase_without_loss in (SlotPhase.BOUND, SlotPhase.NO_POD)
-
-
-def _lost_partitions(states: Sequence[SlotState], now: float) -> dict[str, float]:
-    """Partition -> when a replica of it was lost: in this pass, or as its replacement records."""
-    lost: dict[str, float] = {}
-    for state in states:
-        at = now if _is_loss(state) else None
-        if state.uncreated_pod is not None:
-            at = state.uncreated_pod.predecessor_lost_at
-        if at is None and state.pod is not None:
-            at = state.pod.predecessor_lost_at
-        if at is not None:
-            key = f"{state.slot.segment}/{state.slot.partition}"
-            lost[key] = max(at, lost.get(key, 0.0))
-    return lost
-
-
-def _mode(spec: RecoverySpec, before: str, lost_at: Mapping[str, float], now: float) -> str:
-    """`Direct`: all queries that fit start at once; there is no burst. A progressive recovery stays
-    progressive: new losses join it."""
-    if spec.mode == "Blocking":
-        return "Blocking"
-    window_s = spec.burst_window / 1e6
-    if before == "Progressive" or is_burst(lost_at, now, window_s, spec.burst_threshold):
-        return "Progressive"
-    return "Direct"
 
 
 def _with_lost_nodes(entry: RecoveryEntry, lost: set[str]) -> tuple[str, ...]:

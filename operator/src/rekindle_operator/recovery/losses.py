@@ -1,4 +1,4 @@
-"""Which nodes and pods are lost, and whether the losses are a burst. Pure.
+"""Which nodes and pods are lost. Pure.
 
 Suspicion alone creates no pod. A task is lost when its pod is gone or failed; when its node is
 gone, or not Ready with tasks that do not respond; when every task of its node has been silent for
@@ -9,7 +9,7 @@ Terminating pod (I7). A coordinator that gets no response from any of its tasks 
 its reports of silence count only where the kubelet is silent too. A report counts while it is fresh
 (`recovery.evidence`).
 
-Design: docs/design/recovery.md#loss, docs/design/recovery.md#bursts.
+Design: docs/design/recovery.md#loss.
 Paper: Progressive recovery (Su and Zhou 2017), section 4.
 """
 
@@ -276,9 +276,3 @@ def _has_timed_out(pod: PodView, ungated_s: float, timing: Timing) -> bool:
 def growing_timeout(first_s: float) -> BackoffPolicy:
     """How long a pod may take until it is replaced: twice as long with each attempt."""
     return BackoffPolicy(first_s, longest_s=16 * first_s)
-
-
-def is_burst(lost_at: Mapping[str, float], now: float, window_s: float, threshold: int) -> bool:
-    """`lost_at`: partition -> when it was lost. More than `threshold` of them within the window is
-    a correlated failure: progressive recovery (Su and Zhou 2017), section 4."""
-    return sum(now - at <= window_s for at in lost_at.values()) > threshold

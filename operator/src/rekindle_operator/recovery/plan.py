@@ -1,11 +1,11 @@
 """Which queries come back, in which order, on which nodes. Pure.
 
-The set of failed partitions that maximises the sum of the priorities of the recovered queries is a
-set-union knapsack (NP-hard). The greedy solution ranks queries by profit density, priority ÷ Σ(cost
-of a missing partition ÷ number of failed queries that use it), takes the densest that fits, and
-ranks the rest again; it is never worth less than the best single query that fits. Here costs are
-shares of several resources, and "fits" means packed onto nodes. One plan covers all topologies;
-what runs is never moved.
+To maximise the sum of the priorities of the recovered queries is a set-union knapsack (NP-hard).
+The greedy solution, which may be worth less than the maximum, ranks queries by profit density,
+priority ÷ Σ(cost of a missing partition ÷ number of failed queries that use it), takes the densest
+that fits, and ranks the rest again; it is never worth less than the best single query that fits.
+Here costs are shares of several resources, and "fits" means packed onto nodes. One plan covers all
+topologies; what runs is never moved.
 
 Design: docs/design/recovery.md#plan.
 Paper: Progressive recovery (Su and Zhou 2017), section 5.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import fsum, inf
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, PodToPlace, pack
@@ -69,7 +69,7 @@ class Plan:
 
 def density(query: DownQuery, cost: Mapping[str, float], users: Mapping[str, int]) -> float:
     """PD_i of the paper."""
-    total = sum(cost[need] / max(users[need], 1) for need in query.needs)
+    total = fsum(cost[need] / max(users[need], 1) for need in query.needs)  # in whatever order
     return query.priority / total if total > 0 else inf
 
 
@@ -148,17 +148,24 @@ def _rank_all(
 def _best_greedy(
     queries: Sequence[DownQuery], pods: Mapping[str, PodToPlace], capacity: Capacity
 ) -> tuple[list[RankedQuery], list[DownQuery], Placement]:
-    """The greedy result, or the one that begins with the best single query, if that query alone is
-    worth more: greedy by density can be arbitrarily far below the optimum of a knapsack."""
+    """The greedy result, or the one that begins with the best single query, if that is worth more:
+    greedy by density can be arbitrarily far below the optimum of a knapsack. Of equal sums, the one
+    with more queries."""
     greedy = _greedy(queries, pods, capacity, [])
     waiting = greedy[1]
     profit = sum(q.priority for q in queries) - sum(q.priority for q in waiting)
     for query in sorted(waiting, key=lambda q: (-q.priority, q.key)):
-        if query.priority <= profit:
+        if query.priority < profit:
             break
         if pack([pods[n] for n in sorted(query.needs)], capacity) is not None:
-            return _greedy(queries, pods, capacity, [query])
+            return max(greedy, _greedy(queries, pods, capacity, [query]), key=_worth)
     return greedy
+
+
+def _worth(result: tuple[list[RankedQuery], list[DownQuery], Placement]) -> tuple[int, int]:
+    """What waits is worth, and how many: less of it is better."""
+    waiting = result[1]
+    return -sum(q.priority for q in waiting), -len(waiting)
 
 
 def _greedy(
@@ -194,15 +201,16 @@ def _ranked(
     pods: Mapping[str, PodToPlace],
     capacity: Capacity,
 ) -> list[RankedQuery]:
-    """Densest first; equal ones by priority, then by name, so that every replica agrees."""
+    """Densest first; equal ones by priority, then by cost, so that more of them run, then by name,
+    so that every replica agrees."""
     cost = {
         need: pods[need].requests.fraction_of(capacity.allocatable) if need in missing else 0.0
         for need in pods
     }
     users = Counter(need for q in queries for need in q.needs)
-    scored = [(density(q, cost, users), q) for q in queries]
-    scored.sort(key=lambda pair: (-pair[0], -pair[1].priority, pair[1].key))
-    return [RankedQuery(q.key, value) for value, q in scored]
+    scored = [(density(q, cost, users), fsum(cost[n] for n in q.needs), q) for q in queries]
+    scored.sort(key=lambda entry: (-entry[0], -entry[2].priority, entry[1], entry[2].key))
+    return [RankedQuery(q.key, value) for value, _, q in scored]
 
 
 def _is_within_shares(

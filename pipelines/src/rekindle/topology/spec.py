@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_validator
 
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
@@ -92,17 +92,20 @@ class RecoverySpec(Spec):
     mode: Literal["Progressive", "Blocking"] = "Progressive"
     """Which missing tasks start while capacity is short, after any loss and at the first start:
     those of the queries that are worth most for what they cost (`Progressive`), or none before
-    there is [capacity for all](design/recovery.md#bursts) (`Blocking`)."""
-    burst_threshold: int = Field(2, ge=0)
-    """More lost partitions than this within `burstWindow` are a burst, which is shown as
-    `Progressive` in `status.recovery.mode`, and decides nothing."""
-    burst_window: Duration = 10 * SECOND
-    """Time in which lost partitions are counted."""
+    there is [capacity for all](design/recovery.md#plan) (`Blocking`)."""
     autoscale: bool = False
     """Request nodes for waiting queries."""
     rebalance: bool = False
     """Move tasks to emptier nodes, one at a time, while nothing is wrong:
     [after a recovery](topology.md#moves-to-emptier-nodes) they are packed tightly."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_fields(cls, data: Any) -> Any:
+        """Generation records of earlier releases have fields that decided nothing."""
+        if not isinstance(data, dict):
+            return data
+        return {k: v for k, v in data.items() if k not in ("burstThreshold", "burstWindow")}
 
 
 class CoordinatorSpec(Spec):
@@ -272,9 +275,10 @@ class QuerySpec(Spec):
     """Name of the query."""
     from_: str = Field(alias="from")
     """Name of the source or operator whose rows are written."""
-    priority: int = Field(0, ge=0)
-    """Value of the query if not all queries can run: the sum of the running queries is
-    maximised."""
+    priority: int = Field(1, ge=0)
+    """Value of the query if not all queries can run. Queries start in the order of
+    [value for what they cost](design/recovery.md#plan). That finds a large sum of the values of
+    those that run, not always the largest. Queries of value 0 start after all others."""
     sink: SinkSpec
     """Where rows are written."""
 
