@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
-from rekindle.topology.drawing.text import box_lines, describe_exchange
+from rekindle.topology.drawing.text import box_lines, describe_input
 from rekindle.topology.model import Topology
 
 _BOX_WIDTH = 300
@@ -18,7 +18,7 @@ _MAX_CHARS = 42
 """Maximum characters of a line in a box; its tooltip has the full text."""
 _LINE_HEIGHT = 16
 _PADDING = 10
-_COLUMN_GAP = 110
+_COLUMN_GAP = 80
 _ROW_GAP = 28
 _MARGIN = 24
 _FONT = "ui-sans-serif, system-ui, Helvetica, Arial, sans-serif"
@@ -56,18 +56,14 @@ def draw_svg(topology: Topology) -> str:
     root = ET.Element("svg", {"xmlns": "http://www.w3.org/2000/svg"} | size | view)
     ET.SubElement(root, "title").text = f"topology {topology.name}"
     ET.SubElement(root, "rect", {"width": "100%", "height": "100%", "fill": "white"})
-    labels = []
     for segment in topology.segments:
         end = boxes[segment.id]
         for n, stream in enumerate(segment.inputs):
             y = end.entry(n, len(segment.inputs))
             _edge(root, boxes[topology.producer(stream.stream).id], end, y)
-            labels.append((end.x, y, describe_exchange(stream)))
         for query in segment.queries:
             box = boxes[f"query {query}"]
             _edge(root, end, box, box.middle)
-    for x, y, label in labels:  # after the edges, so that no edge is drawn over a label
-        _label(root, x, y, label)
     for box in boxes.values():
         _box(root, box)
     ET.indent(root)
@@ -82,7 +78,10 @@ def _layout(topology: Topology) -> dict[str, Box]:
         inputs[segment.id] = [topology.producer(i.stream).id for i in segment.inputs]
         depths[segment.id] = 1 + max((depths[f] for f in inputs[segment.id]), default=-1)
     texts = {
-        s.id: (box_lines(topology, s), _SOURCE_FILL if s.is_source else _OPERATOR_FILL)
+        s.id: (
+            (*box_lines(topology, s), *(f"reads {describe_input(i)}" for i in s.inputs)),
+            _SOURCE_FILL if s.is_source else _OPERATOR_FILL,
+        )
         for s in topology.segments
     }
     for query in topology.spec.queries:
@@ -144,11 +143,3 @@ def _edge(root: ET.Element, start: Box, end: Box, y: float) -> None:
     back = x2 - 7
     tip = f"{x2:.1f},{y:.1f} {back:.1f},{y - 4:.1f} {back:.1f},{y + 4:.1f}"
     ET.SubElement(root, "polygon", {"points": tip, "fill": _EDGE_COLOUR})
-
-
-def _label(root: ET.Element, x: float, y: float, text: str) -> None:
-    """A label before the tip of an edge, with a white outline over the curves below it."""
-    place = {"x": f"{x - 10:.1f}", "y": f"{y - 6:.1f}", "text-anchor": "end"}
-    outline = {"stroke": "white", "stroke-width": "4", "paint-order": "stroke"}
-    style = {"font-size": "10", "fill": _TEXT_COLOUR}
-    ET.SubElement(root, "text", place | style | outline).text = text
