@@ -233,8 +233,8 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
     [
         ({}, {}, False),
         ({"nodeName": "a"}, {}, True),
-        ({"nodeName": "a"}, {"containerStatuses": [{"state": CREATING}]}, True),
-        ({"nodeName": "a"}, {"containerStatuses": [{"state": PULL}]}, False),
+        ({"nodeName": "a"}, {"containerStatuses": [{"name": "task", "state": CREATING}]}, True),
+        ({"nodeName": "a"}, {"containerStatuses": [{"name": "task", "state": PULL}]}, False),
         ({"nodeName": "a"}, {"phase": "Running"}, False),
         ({"nodeName": "a"}, {"phase": "Failed"}, False),
         (
@@ -252,7 +252,7 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
 def test_a_node_prepares_a_pod_until_a_container_runs(
     spec: Any, status: Any, creating_containers: bool
 ) -> None:
-    assert is_creating_containers(spec, status) == creating_containers
+    assert is_creating_containers(spec, status, "task") == creating_containers
 
 
 def test_a_task_that_keeps_crashing_is_replaced_elsewhere(cluster: RefusingCluster) -> None:
@@ -290,7 +290,8 @@ def test_a_task_that_keeps_crashing_is_replaced_elsewhere(cluster: RefusingClust
     ],
 )
 def test_a_containers_error_has_the_kubelets_message(container: Any, message: str) -> None:
-    assert container_error({"containerStatuses": [{"name": "task", **container}]}) == message
+    status = {"containerStatuses": [{"name": "task", **container}]}
+    assert container_error(status, "task") == message
 
 
 def test_memory_of_refusals_decays_and_doubles() -> None:

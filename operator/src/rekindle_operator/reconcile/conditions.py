@@ -28,6 +28,7 @@ from rekindle_operator.reconcile.health import (
     stale_report_message,
     without_successors,
 )
+from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
@@ -143,6 +144,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if context.running is None:
         return
     yield from waiting_drains(context, states)
+    yield from failing_sidecars(context, states)
     if context.newer_image:
         image = context.running.view.spec.get("image")
         yield (

@@ -41,6 +41,7 @@ from rekindle_operator.reconcile.health import health_of, still_needed
 from rekindle_operator.reconcile.moves import with_moves
 from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
 from rekindle_operator.reconcile.owned import ensure_objects
+from rekindle_operator.reconcile.partners import keep_partners
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -213,7 +214,7 @@ def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, record_actions = build_context(view, pass_inputs)
     moves = moves_in_progress(context, observe_slots(context))
     moved = with_moves(context, moves.replicas, moves.leaving)
-    states = roll_next(context, moved.states)
+    states = keep_partners(context, roll_next(context, moved.states))
     return ObservedTopology(
         context, tuple(record_actions), states, moved.superseded, moves.replicas, moves.given_up
     )

@@ -18,6 +18,7 @@ from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
 from rekindle_operator.reconcile.phases import QueryChange, query_changes
+from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.plan import Plan
@@ -82,6 +83,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_recovery(result),
         *_queries(result),
         *_start_problems(result),
+        *_failing_sidecars(result),
         *_coordinator(result),
         *_redundancy(result),
         *_operator_problem(result),
@@ -300,6 +302,16 @@ def _start_problems(result: PassResult) -> Iterator[EventText]:
                 note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
                 dedup_key = f"{query.name} {pod.name} {reason}"
                 yield EventText(_WARNING, "TaskCannotStart", "Start", note, dedup_key)
+
+
+def _failing_sidecars(result: PassResult) -> Iterator[EventText]:
+    """Those that the message of the condition Valid names for the first time."""
+    old, new = result.old.condition("Valid").message, result.new.condition("Valid").message
+    for text in failing_sidecars(result.context, result.states):
+        container = text.partition(" of ")[0]
+        if f"{container} of " in new and f"{container} of " not in old:
+            dedup_key = f"{container} {result.new.condition('Valid').observed_generation}"
+            yield EventText(_WARNING, "SidecarFailing", "Start", text, dedup_key)
 
 
 def _incarnations(result: PassResult, query: str) -> int:
