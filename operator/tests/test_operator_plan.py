@@ -14,7 +14,8 @@ from plan_parts import capacity, node, pod, query, started
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity, pack
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
 
 

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, PodToPlace, pack
+from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, pack
 from rekindle_operator.recovery.tentative_start import place_paths
 
 
