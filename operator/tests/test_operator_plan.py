@@ -278,7 +278,8 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))
     without = make_plan(queries, pods, others, available)
     impossible = make_plan(queries, pods, [*others, SpareReplica(nowhere, priority, "")], available)
-    assert impossible == without
+    assert impossible.unplaced == {**without.unplaced, "z": "disk none: no node"}
+    assert replace(impossible, unplaced=without.unplaced) == without
 
 
 def _fits(sizes: list[int], free: list[int]) -> bool:

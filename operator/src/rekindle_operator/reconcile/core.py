@@ -48,6 +48,7 @@ from rekindle_operator.reconcile.planning import (
     plan_all,
     ranks,
     with_pods_to_place,
+    with_reasons,
 )
 from rekindle_operator.reconcile.rebalancing import (
     GivenUp,
@@ -270,6 +271,7 @@ def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     """One topology's actions; `schedule` gives them their order."""
+    needs = replace(needs, plan_input=with_reasons(needs.plan_input, plan))
     plan_input, coordinator = needs.plan_input, needs.coordinator
     context, states = plan_input.context, plan_input.states
     key = context.view.key

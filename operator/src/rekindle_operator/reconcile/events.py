@@ -17,6 +17,7 @@ from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
+from rekindle_operator.reconcile.health import coordinator_without_node
 from rekindle_operator.reconcile.phases import QueryChange, query_changes
 from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState
@@ -84,6 +85,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_queries(result),
         *_start_problems(result),
         *_failing_sidecars(result),
+        *_without_node(result),
         *_coordinator(result),
         *_redundancy(result),
         *_operator_problem(result),
@@ -302,6 +304,23 @@ def _start_problems(result: PassResult) -> Iterator[EventText]:
                 note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
                 dedup_key = f"{query.name} {pod.name} {reason}"
                 yield EventText(_WARNING, "TaskCannotStart", "Start", note, dedup_key)
+
+
+def _without_node(result: PassResult) -> Iterator[EventText]:
+    """Pods that no node takes: when the status names a requirement for the first time."""
+    generation = result.context.view.generation
+    old, new = (s.condition("Redundant").message for s in (result.old, result.new))
+    for why in sorted({s.no_node for s in result.states} - {""}):
+        requirements = [f"{part.partition(': ')[0]}: " for part in why.split("; ")]
+        if any(r in new and r not in old for r in requirements):
+            note = f"{_names([s for s in result.states if s.no_node == why])}: {why}"
+            dedup_key = f"{generation} {' '.join(requirements)}"
+            yield EventText(_WARNING, "Unschedulable", "Plan", note, dedup_key)
+    waits = coordinator_without_node(result.context)
+    before = " ".join(q.waiting_for for q in result.old.queries.values())
+    after = " ".join(q.waiting_for for q in result.new.queries.values())
+    if waits and waits in after and waits not in before:
+        yield EventText(_WARNING, "Unschedulable", "Plan", waits, f"{generation} {waits}")
 
 
 def _failing_sidecars(result: PassResult) -> Iterator[EventText]:

@@ -29,6 +29,7 @@ from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_plan
 from rekindle_operator.resources.task import open_gate_patch
 
+_TOGETHER = "capacity: what is free is too little for all that waits, or is kept for other queries"
 MAX_FAILED_CREATES = 2  # attempts; a quota may refuse the first until this pass has deleted pods
 
 
@@ -242,6 +243,22 @@ def _spares_may_go_first(plan_input: PlanInput, candidates: Iterable[PodCandidat
         c.pod is not None and snapshot.pod_age_s(c.pod, pass_inputs.now) >= reserved_s
         for c in candidates
     )
+
+
+def with_reasons(plan_input: PlanInput, plan: Plan) -> PlanInput:
+    """The states of gated pods that the plan gives no node, with the reason. Not at once: what pods
+    that are being deleted use is free in a moment."""
+    pass_inputs = plan_input.context.pass_inputs
+    snapshot, after_s = pass_inputs.snapshot, pass_inputs.timing.scheduling_timeout_s
+    waiting = {
+        key: plan.unplaced[candidate.to_place.key] or _TOGETHER
+        for key, candidate in plan_input.candidates.items()
+        if candidate.pod is not None
+        and candidate.to_place.key in plan.unplaced
+        and snapshot.pod_age_s(candidate.pod, pass_inputs.now) >= after_s
+    }
+    states = (replace(s, no_node=waiting.get(s.slot.key, "")) for s in plan_input.states)
+    return replace(plan_input, states=tuple(states)) if waiting else plan_input
 
 
 def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:

@@ -146,7 +146,7 @@ class Misfits:
         """Each requirement, what there is, and on how many nodes; most nodes first. A text that
         does not change with each pod that comes and goes. Empty: a node would take the pod."""
         if not self._nodes:
-            return "a usable node: there is none"
+            return "usable nodes: none"
         alike = replace(pod, key="", group="", replica=0)
         if alike not in self._of_alike:
             found = {name: node.misfit(alike) for name, node in self._nodes.items()}
