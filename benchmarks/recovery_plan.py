@@ -15,7 +15,8 @@ import time
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import NodeView
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import DownQuery, make_plan
 from rekindle_testing.harness.report import Row, load_average, report
 

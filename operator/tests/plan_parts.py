@@ -7,7 +7,8 @@ from typing import Any
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import NodeView
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import DownQuery
 
 

@@ -14,7 +14,8 @@ from plan_parts import node, pod
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import NodeView, Taint
 from rekindle_operator.recovery.balance import MARGIN, MovableTask, NodeLoads
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity
 
 ZONE = "topology.kubernetes.io/zone"
 GPU = ResourceAmounts(100, 100, 10, (("nvidia.com/gpu", 1),))

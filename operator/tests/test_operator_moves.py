@@ -245,7 +245,7 @@ def test_a_task_without_a_node_for_its_successor_stays(running: ModelCluster) ->
     running.pass_time(SUCCESSOR_WITHOUT_NODE_S + 1)
     running.settle()
     message = running.condition("Valid")["message"]
-    assert "flown/0/0 (successor: no node takes it)" in message
+    assert "flown/0/0 (successor: usable nodes: none)" in message
     assert running.event_reasons().count("Moving") == len({p.slot for p in gated(running)})
     assert set(running.query_states().values()) == {"Live"}
     assert len([p for p in running.tasks().values() if p.node is not None]) == 8

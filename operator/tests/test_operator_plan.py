@@ -14,7 +14,8 @@ from plan_parts import capacity, node, pod, query, started
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.cluster.model import Taint, Toleration
 from rekindle_operator.recovery.affinity import matches, required_terms
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity, pack
 from rekindle_operator.recovery.plan import SpareReplica, make_plan
 
 
@@ -302,7 +303,8 @@ def test_a_spare_that_fits_nowhere_changes_no_placement(
     nowhere = PodToPlace("z", ResourceAmounts(1, 1, 1), "z", 1, node_selector=(("disk", "none"),))
     without = make_plan(queries, pods, others, available)
     impossible = make_plan(queries, pods, [*others, SpareReplica(nowhere, priority, "")], available)
-    assert impossible == without
+    assert impossible.unplaced == {**without.unplaced, "z": "disk none: no node"}
+    assert replace(impossible, unplaced=without.unplaced) == without
 
 
 def _fits(sizes: list[int], free: list[int]) -> bool:

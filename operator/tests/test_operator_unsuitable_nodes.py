@@ -118,6 +118,74 @@ def test_a_node_without_capacity_is_not_unsuitable(cluster: RefusingCluster, mes
     assert cluster.status()["phase"] == "Running"
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        'persistentvolumeclaim "rekindle" not found',
+        "node(s) unavailable due to one or more pvc(s) bound to non-existent pv(s)",
+        "a message of a scheduler to come",
+    ],
+)
+def test_a_node_is_not_unsuitable_for_what_it_does_not_lack(
+    cluster: RefusingCluster, message: str
+) -> None:
+    for name in "ab":
+        cluster.add_node(name)
+    cluster.ports_taken, cluster.scheduler_message = {"a"}, message
+    cluster.settle()
+    cluster.run_for(30.0)
+    assert not cluster.unsuitable.refusals
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "node(s) didn't satisfy existing pods anti-affinity rules",
+        "node(s) didn't match pod anti-affinity rules",
+        "node(s) didn't match pod topology spread constraints",
+    ],
+)
+def test_a_node_is_avoided_for_seconds_because_of_other_pods_there(
+    cluster: RefusingCluster, message: str
+) -> None:
+    for name in "abc":
+        cluster.add_node(name, cpu_m=16000, memory=64 << 30)
+    cluster.ports_taken, cluster.scheduler_message = {"a"}, message
+    cluster.settle()
+    cluster.run_for(15.0)
+    assert cluster.status()["phase"] == "Running"
+    assert "a" not in cluster.places()
+    assert all(r.until <= cluster.now for r in cluster.unsuitable.refusals.values())
+
+
+def test_a_pod_whose_secret_is_missing_stays_on_its_node(cluster: RefusingCluster) -> None:
+    """The kubelet starts it once the Secret is there; no other node could."""
+    for name in "abc":
+        cluster.add_node(name)
+    missing = {"reason": "CreateContainerConfigError", "message": 'secret "key" not found'}
+    cluster.broken = {name: {"waiting": missing} for name in "abc"}
+    cluster.settle()
+    before = set(cluster.tasks())
+    cluster.run_for(400.0, step_s=20.0)
+    assert set(cluster.tasks()) == before
+    assert not cluster.unsuitable.refusals
+    waiting = [q["waitingFor"] for q in cluster.status()["queries"]]
+    assert all('secret "key" not found' in w for w in waiting)
+
+
+def test_a_replica_is_not_kept_for_a_node_that_has_its_partner(cluster: RefusingCluster) -> None:
+    for name in "ab":
+        cluster.add_node(name)
+    cluster.settle()
+    lost = next(p for p in cluster.tasks().values() if p.node == "b")
+    cluster.unsuitable = cluster.unsuitable.with_refusal(
+        lost.shape, "b", cluster.nodes["b"].uid, "some-pod", cluster.now
+    )
+    cluster.delete_pod(lost.name, lost.uid, 0)
+    cluster.settle()
+    assert cluster.status()["phase"] == "Running"
+
+
 def _lose_a_task_on_a_full_node(cluster: RefusingCluster, nodes: str) -> str:
     """Its node runs something that has no object any more."""
     for name in nodes:
@@ -141,7 +209,7 @@ def test_a_full_node_is_tried_again_soon(cluster: RefusingCluster) -> None:
     _lose_a_task_on_a_full_node(cluster, "ab")
     assert cluster.status()["phase"] != "Running", "the other node has its partner"
     cluster.full = set()
-    cluster.pass_time(6.0)
+    cluster.pass_time(10.0)
     cluster.settle()
     assert cluster.status()["phase"] == "Running"
 
@@ -232,8 +300,8 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
     [
         ({}, {}, False),
         ({"nodeName": "a"}, {}, True),
-        ({"nodeName": "a"}, {"containerStatuses": [{"state": CREATING}]}, True),
-        ({"nodeName": "a"}, {"containerStatuses": [{"state": PULL}]}, False),
+        ({"nodeName": "a"}, {"containerStatuses": [{"name": "task", "state": CREATING}]}, True),
+        ({"nodeName": "a"}, {"containerStatuses": [{"name": "task", "state": PULL}]}, False),
         ({"nodeName": "a"}, {"phase": "Running"}, False),
         ({"nodeName": "a"}, {"phase": "Failed"}, False),
         (
@@ -251,7 +319,7 @@ def test_a_query_reports_that_it_waits_for_containers(cluster: RefusingCluster) 
 def test_a_node_prepares_a_pod_until_a_container_runs(
     spec: Any, status: Any, creating_containers: bool
 ) -> None:
-    assert is_creating_containers(spec, status) == creating_containers
+    assert is_creating_containers(spec, status, "task") == creating_containers
 
 
 def test_a_task_that_keeps_crashing_is_replaced_elsewhere(cluster: RefusingCluster) -> None:
@@ -289,7 +357,8 @@ def test_a_task_that_keeps_crashing_is_replaced_elsewhere(cluster: RefusingClust
     ],
 )
 def test_a_containers_error_has_the_kubelets_message(container: Any, message: str) -> None:
-    assert container_error({"containerStatuses": [{"name": "task", **container}]}) == message
+    status = {"containerStatuses": [{"name": "task", **container}]}
+    assert container_error(status, "task") == message
 
 
 def test_memory_of_refusals_decays_and_doubles() -> None:

@@ -36,6 +36,16 @@ def test_a_pod_has_the_node_to_which_it_is_bound(spec: dict[str, str], node: str
     assert pod.node == node
 
 
+def test_a_task_has_started_beside_a_container_that_has_not() -> None:
+    labels = {names.LABEL_SEGMENT: "left", names.LABEL_PARTITION: "0", names.LABEL_REPLICA: "1"}
+    labels[names.LABEL_INCARNATION] = "1"
+    metadata = {"name": "pod", "labels": labels, "ownerReferences": [{"uid": "uid"}]}
+    containers = [{"name": "agent", "started": False}, {"name": "task", "started": True}]
+    pod = pod_from({"metadata": metadata, "status": {"containerStatuses": containers}}, "uid")
+    assert pod is not None
+    assert pod.was_ready
+
+
 class Api:
     """One ConfigMap, with the spec of a generation."""
 

@@ -14,7 +14,7 @@ from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery import losses
 from rekindle_operator.recovery.losses import Loss
-from rekindle_operator.recovery.pack import NodeCapacity
+from rekindle_operator.recovery.misfits import NodeCapacity
 from rekindle_operator.recovery.unready import Unready
 from rekindle_testing.simulation.planting import Mutant, replaced
 
@@ -73,7 +73,7 @@ def _forgets_waiting(with_pods_to_place: Any) -> Any:
 
 
 def _ignores_replicas(fits: Any) -> Any:
-    return lambda self, pod: self.free.covers(pod.requests) and self.admits(pod)
+    return lambda self, pod: fits(replace(self, replicas=frozenset()), pod)
 
 
 def _takes_lease_at_once(is_free: Any) -> Any:

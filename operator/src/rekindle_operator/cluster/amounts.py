@@ -10,7 +10,8 @@ from typing import Any
 from rekindle.quantities import parse_quantity
 
 _NAMED = ("cpu", "memory", "pods")  # with a field of their own
-_NON_DEVICES = ("ephemeral-storage", "hugepages-", "attachable-volumes-")  # prefixes
+_IN_BYTES = ("ephemeral-storage", "hugepages-")  # prefixes
+_NON_DEVICES = (*_IN_BYTES, "attachable-volumes-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +83,27 @@ class ResourceAmounts:
         return ResourceAmounts(max(self.cpu_m, 0), max(self.memory, 0), max(self.pods, 0), others)
 
     def covers(self, requests: ResourceAmounts) -> bool:
-        """Only resources that are requested are compared, as the scheduler does."""
-        return (
-            (requests.cpu_m == 0 or requests.cpu_m <= self.cpu_m)
-            and (requests.memory == 0 or requests.memory <= self.memory)
-            and (requests.pods == 0 or requests.pods <= self.pods)
-            and (not requests.others or self._covers_others(requests.others))
-        )
+        return not self.lacking(requests)
 
-    def _covers_others(self, requested: Iterable[tuple[str, int]]) -> bool:
+    def lacking(self, requests: ResourceAmounts) -> str:
+        """The first resource of which there is less than requested; empty: none. Only resources
+        that are requested are compared, as the scheduler does."""
+        if requests.cpu_m and requests.cpu_m > self.cpu_m:
+            return "cpu"
+        if requests.memory and requests.memory > self.memory:
+            return "memory"
+        if requests.pods and requests.pods > self.pods:
+            return "pods"
+        if not requests.others:
+            return ""
         have = dict(self.others)
-        return all(amount == 0 or amount <= have.get(name, 0) for name, amount in requested)
+        short = (name for name, n in requests.others if n and n > have.get(name, 0))
+        return next(short, "")
+
+    def amount_of(self, name: str) -> int:
+        """In its own unit: of `cpu` a thousandth."""
+        named = {"cpu": self.cpu_m, "memory": self.memory, "pods": self.pods}
+        return named[name] if name in named else dict(self.others).get(name, 0)
 
     def restricted_to(self, requests: ResourceAmounts) -> ResourceAmounts:
         """Only the resources that are requested."""
@@ -156,6 +167,17 @@ class ResourceAmounts:
             self.pods,
             tuple(sorted((dict(self.others) | pages).items())) if pages else self.others,
         )
+
+
+def readable_amount(name: str, amount: int) -> str:
+    """As a manifest has it, rounded down."""
+    if name == "cpu":
+        return f"{amount}m" if amount % 1000 else str(amount // 1000)
+    if name == "memory" or name.startswith(_IN_BYTES):
+        for unit, size in (("Gi", 1 << 30), ("Mi", 1 << 20), ("Ki", 1 << 10)):
+            if amount >= size:
+                return f"{amount * 100 // size / 100:g}{unit}"
+    return str(amount)
 
 
 def _fraction(amount: int, whole: int) -> float:

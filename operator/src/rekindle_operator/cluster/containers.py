@@ -1,4 +1,8 @@
-"""Why a pod's containers do not run, as its kubelet reports. Pure."""
+"""Why a pod's containers do not run, as its kubelet reports. Pure.
+
+What a pod is for is in one container, that of the task or the coordinator: `own`. The others are
+the user's: a failure of theirs is reported, and is no reason to replace the pod.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,54 @@ _STARTING = ("", "PodInitializing", "ContainerCreating")
 _MAX_MESSAGE_CHARS = 300
 
 
-def container_error(status: Mapping[str, Any]) -> str:
-    """Error of a container that waits with one, or that failed and has not restarted yet. Empty
-    while all run, or start for the first time."""
-    if status.get("phase") in ("Succeeded", "Failed"):
+def container_error(status: Mapping[str, Any], own: str) -> str:
+    """Error of the pod's `own` container that waits with one, or that failed and has not restarted
+    yet; where that has none and does not run, of an init container, which it waits for. Empty while
+    it runs, or starts for the first time. Other containers do not matter to it."""
+    if status.get("phase") in ("Succeeded", "Failed") or _runs(own_container(status, own)):
         return ""
+    initial: Iterable[Mapping[str, Any]] = status.get("initContainerStatuses") or ()
+    for container in (own_container(status, own), *initial):
+        if reason := _error_of(container):
+            return f"container {container.get('name', '?')}: {reason}"[:_MAX_MESSAGE_CHARS]
+    return ""
+
+
+def own_container(status: Mapping[str, Any], own: str) -> Mapping[str, Any]:
+    """Its status; empty: the kubelet has not reported it."""
+    containers: Iterable[Mapping[str, Any]] = status.get("containerStatuses") or ()
+    return next((c for c in containers if c.get("name") == own), {})
+
+
+def sidecar_failure(status: Mapping[str, Any], own: str) -> tuple[str, str]:
+    """Error of the first container that fails beside the pod's `own` one, while that runs, and when
+    it last ended (RFC 3339); empty: it has not, but waits with an error. A container that runs
+    between two crashes still counts."""
+    if not _runs(own_container(status, own)):
+        return "", ""
     for kind in ("initContainerStatuses", "containerStatuses"):
         containers: Iterable[Mapping[str, Any]] = status.get(kind) or ()
         for container in containers:
-            if reason := _error_of(container):
-                return f"container {container.get('name', '?')}: {reason}"[:_MAX_MESSAGE_CHARS]
-    return ""
+            if container.get("name") == own:
+                continue
+            last = container.get("lastState") or {}
+            ended = (container.get("state") or {}).get("terminated") or last.get("terminated") or {}
+            if ended.get("exitCode"):
+                reason = _failure(ended, container)
+            elif not (reason := _error_of(container)):
+                continue
+            text = f"container {container.get('name', '?')}: {reason}"
+            return text[:_MAX_MESSAGE_CHARS], str(ended.get("finishedAt") or "")
+    return "", ""
+
+
+def _runs(container: Mapping[str, Any]) -> bool:
+    return "running" in (container.get("state") or {})
 
 
 def _error_of(container: Mapping[str, Any]) -> str:
     state, last = container.get("state") or {}, container.get("lastState") or {}
-    if container.get("ready") or "running" in state:
+    if container.get("ready") or _runs(container):
         return ""
     waiting, ended = state.get("waiting"), state.get("terminated") or last.get("terminated")
     failed = _failure(ended, container) if ended and ended.get("exitCode") != 0 else ""
@@ -43,11 +79,13 @@ def _failure(ended: Mapping[str, Any], container: Mapping[str, Any]) -> str:
     return f"{text}: {ended['message']}" if ended.get("message") else text
 
 
-def is_creating_containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -> bool:
-    """The node has created no container yet (ContainerCreating): volumes, network or image are
-    missing, and only Events say which. False if an init container runs, or a container reports an
-    error."""
+def is_creating_containers(spec: Mapping[str, Any], status: Mapping[str, Any], own: str) -> bool:
+    """The node has not created the pod's `own` container yet (ContainerCreating): volumes, network
+    or image are missing, and only Events say which. False if an init container runs, or an error is
+    known."""
     if not spec.get("nodeName") or status.get("phase", "Pending") != "Pending":
+        return False
+    if _runs(own_container(status, own)):
         return False
     sidecars = {
         container.get("name")
@@ -56,10 +94,9 @@ def is_creating_containers(spec: Mapping[str, Any], status: Mapping[str, Any]) -
     }
     initial: Iterable[Mapping[str, Any]] = status.get("initContainerStatuses") or ()
     init_runs = any(
-        "running" in (container.get("state") or {}) and container.get("name") not in sidecars
-        for container in initial
+        _runs(container) and container.get("name") not in sidecars for container in initial
     )
-    return not init_runs and not container_error(status)
+    return not init_runs and not container_error(status, own)
 
 
 def creating_containers_since(
@@ -77,7 +114,7 @@ def failing_since(
     before: Mapping[str, float], pods: Iterable[PodView], now: float
 ) -> dict[str, float]:
     """Since when each pod of a topology has errors, by uid and this process's clock. It ends when
-    the pod is Ready: one that runs between two crashes still counts."""
+    it is ready: one that runs between two crashes still counts."""
     return {
         p.uid: before.get(p.uid, now)
         for p in pods

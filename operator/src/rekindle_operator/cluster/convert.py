@@ -13,7 +13,12 @@ from typing import Any
 from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.cluster.containers import container_error, is_creating_containers
+from rekindle_operator.cluster.containers import (
+    container_error,
+    is_creating_containers,
+    own_container,
+    sidecar_failure,
+)
 from rekindle_operator.cluster.model import (
     Endpoint,
     GenerationRecordView,
@@ -94,6 +99,9 @@ def pod_view(raw: Json) -> PodView:
     meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     bound = spec.get("nodeName")
+    own = labels.get(names.LABEL_ROLE, "")  # the name of the container, too
+    ready = _is_ready(status, own)
+    sidecar_error, sidecar_ended = sidecar_failure(status, own)
     return PodView(
         namespace=meta["namespace"],
         name=meta["name"],
@@ -106,8 +114,8 @@ def pod_view(raw: Json) -> PodView:
         terminating=bool(meta.get("deletionTimestamp")),
         accepted_by_kubelet=bool(status.get("startTime"))
         or status.get("phase", "Pending") != "Pending",
-        ready=_condition(status, "Ready") == "True",
-        was_ready=_was_ready(status),
+        ready=ready,
+        was_ready=ready or _was_ready(status),
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
@@ -121,8 +129,10 @@ def pod_view(raw: Json) -> PodView:
         template_digest=annotations.get(names.ANNOTATION_TEMPLATE, ""),
         token_digest=annotations.get(names.ANNOTATION_TOKEN, ""),
         shape=annotations.get(names.ANNOTATION_SHAPE, ""),
-        container_error=container_error(status),
-        creating_containers=is_creating_containers(spec, status),
+        container_error=container_error(status, own),
+        sidecar_error=sidecar_error,
+        sidecar_failed_at=parse_time(sidecar_ended) if sidecar_ended else math.inf,
+        creating_containers=is_creating_containers(spec, status, own),
         gates=tuple(g["name"] for g in spec.get("schedulingGates") or ()),
         required_node=None if bound else required_node(spec.get("affinity")),
         failed_placements=_integer(annotations.get(names.ANNOTATION_FAILED_PLACEMENTS)),
@@ -279,6 +289,14 @@ def _controller(meta: Json) -> str | None:
 def _condition(status: Json, condition_type: str) -> str | None:
     conditions: Iterable[Json] = status.get("conditions") or ()
     return next((str(c["status"]) for c in conditions if c["type"] == condition_type), None)
+
+
+def _is_ready(status: Json, own: str) -> bool:
+    """Of the container that counts: the pod as a whole is not Ready while another one fails, nor on
+    a node that is NotReady."""
+    container = own_container(status, own)
+    whole = _condition(status, "Ready") == "True"
+    return bool(container.get("ready", whole))
 
 
 def _was_ready(status: Json) -> bool:

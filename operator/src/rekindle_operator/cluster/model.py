@@ -34,6 +34,9 @@ class Taint:
     value: str
     effect: str
 
+    def __str__(self) -> str:
+        return f"{self.key}{'=' if self.value else ''}{self.value}:{self.effect}"
+
 
 @dataclass(frozen=True, slots=True)
 class Toleration:
@@ -89,7 +92,7 @@ class PodView:
     requests: ResourceAmounts
     terminating: bool = False
     accepted_by_kubelet: bool = False  # the kubelet of its node has started to handle it
-    ready: bool = False
+    ready: bool = False  # its own container: of the task, or of the coordinator
     was_ready: bool = False  # now, or earlier
     owner_uid: str | None = None
     topology: str | None = None
@@ -104,7 +107,9 @@ class PodView:
     template_digest: str = ""  # of what it was made from; outdated if it would differ now
     token_digest: str = ""  # of the topology's token when it was made
     shape: str = ""  # digest of its spec, see `resources.shape`
-    container_error: str = ""  # why its containers do not run
+    container_error: str = ""  # why its own container does not run
+    sidecar_error: str = ""  # how another container fails, or failed last
+    sidecar_failed_at: float = inf  # when it ended, by its kubelet's clock; infinite: it cannot run
     creating_containers: bool = False  # its node has created none yet, and no error is known
     gates: tuple[str, ...] = ()
     required_node: str | None = None  # the node that an open gate requires

@@ -23,7 +23,7 @@ class Cause(StrEnum):
     REFUSED = "scheduler or kubelet refused the pod, or its containers did not start"
     SILENT = "tasks on it are silent while its kubelet responds"
     DIVERGED = "the results of a replica on it differ from others of its partition"
-    FULL = "its kubelet had no capacity, or shuts down"
+    FULL = "its kubelet had no capacity, or shuts down, or other pods there kept it off"
 
 
 _BACKOFF = {

@@ -8,24 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from rekindle_operator.cluster.model import NodeView
 from rekindle_operator.cluster.unsuitable import Cause
 from rekindle_operator.reconcile.actions import AvoidNode
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss, LossAssessment
-from rekindle_operator.recovery.pack import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 
-# Reasons that the plan considers too, or that are temporary: another pod took the capacity first.
-# If a kubelet gives such a reason, its node is avoided for some seconds all the same: it still
-# counts pods whose objects are deleted, which the plan cannot see.
-_EXPECTED_REFUSALS = (
-    "Insufficient",
-    "Too many pods",
-    "untolerated taint",
-    "OutOf",
-    "shutdown",
-    "Shutdown",
+# What the scheduler says of a node that lacks something itself. Of capacity, taints and selectors
+# the plan knows; other messages are about the pod (a missing claim).
+_OWN_FAULTS = (
+    "free ports",
+    "volume node affinity conflict",
+    "available volume zone",
+    "exceed max volume count",
+    "available disk",
+    "available persistent volumes",
+    "enough free storage",
 )
+# What is due to other pods, or passes: the node is avoided until a gate was opened for another one.
+# A kubelet still counts pods whose objects are deleted, which the plan cannot see.
+_OTHER_PODS = ("anti-affinity rules", "pod affinity rules", "topology spread constraints")
+_NO_CAPACITY = ("OutOf", "shutdown", "Shutdown")
 
 
 def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[AvoidNode]:
@@ -36,36 +39,42 @@ def nodes_to_avoid(states: Iterable[SlotState], losses: LossAssessment) -> list[
         pod = state.pod
         if pod is None or not pod.shape:
             continue
-        cause = Cause.REFUSED
         match state.loss:
             case Loss.UNBOUND:
                 node, why = pod.required_node, pod.placement_failure
+                cause = _cause_of_scheduler(why)
             case Loss.REFUSED:
                 node, why = pod.node, pod.placement_failure
+                cause = Cause.FULL if _has(why, _NO_CAPACITY) else Cause.REFUSED
             case Loss.CANNOT_START | Loss.CRASHING:
-                node, why = pod.node, state.start_problem
+                node, why, cause = pod.node, state.start_problem, Cause.REFUSED
             case Loss.SILENT if losses.is_unreachable_by_coordinator(pod):
                 node, why, cause = pod.node, Cause.SILENT.value, Cause.SILENT
             case Loss.DIVERGED:
                 node, why, cause = pod.node, Cause.DIVERGED.value, Cause.DIVERGED
             case _:
                 continue
-        if any(text in why for text in _EXPECTED_REFUSALS):
-            cause = Cause.FULL
-        counts = bool(why) and (cause is not Cause.FULL or state.loss is Loss.REFUSED)
-        if node is not None and node in losses.usable_nodes and counts:
+        if node is not None and node in losses.usable_nodes and why and cause is not None:
             node_uid = losses.usable_nodes[node].uid
             found.append(AvoidNode(pod.shape, node, node_uid, pod.uid, why, cause))
     return found
 
 
+def _cause_of_scheduler(message: str) -> Cause | None:
+    """None: what it says is not about the node."""
+    if _has(message, _OWN_FAULTS):
+        return Cause.REFUSED
+    return Cause.FULL if _has(message, _OTHER_PODS) else None
+
+
+def _has(message: str, texts: Iterable[str]) -> bool:
+    return any(text in message for text in texts)
+
+
 def avoided_if_another_fits(
-    pod: PodToPlace, nodes: frozenset[str], usable: Mapping[str, NodeView]
+    pod: PodToPlace, nodes: frozenset[str], empty: Mapping[str, NodeCapacity]
 ) -> frozenset[str]:
-    """`nodes`, unless no other node could run the pod: then none of them is avoided."""
-    others = (node for name, node in usable.items() if name not in nodes)
-    has_other_node = any(
-        node.allocatable.covers(pod.requests) and NodeCapacity(node, node.allocatable).admits(pod)
-        for node in others
-    )
-    return nodes if has_other_node else frozenset()
+    """`nodes`, unless no other node could run the pod: then none of them is avoided. `empty`: the
+    usable nodes, with nothing on them but the other replicas of the pod's partition."""
+    others = (node for name, node in empty.items() if name not in nodes)
+    return nodes if any(node.fits(pod) for node in others) else frozenset()

@@ -11,12 +11,11 @@ from dataclasses import replace
 
 from rekindle.names import GATE, ROLE_COORDINATOR, ROLE_TASK
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.cluster.convert import pod_requests, tolerations_of
-from rekindle_operator.cluster.model import PodView, Snapshot, Toleration
+from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.limits import NamespaceLimits
 from rekindle_operator.reconcile.context import PassInputs
-from rekindle_operator.recovery.affinity import Term, required_terms
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace, pack
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity, pack
 from rekindle_operator.resources.common import Manifest
 
 
@@ -35,7 +34,7 @@ def measure_capacity(
     """
     used: dict[str, list[PodView]] = defaultdict(list)
     snapshot, losses, limits = pass_inputs.snapshot, pass_inputs.losses, pass_inputs.settings.limits
-    unplaced = [_from_coordinator(m["spec"]) for m in coordinators]
+    unplaced = [PodToPlace.of_spec(m["spec"]) for m in coordinators]
     for pod in snapshot.pods:
         node = _node_used_by(pod)
         if pod.ended or (pod.node is None and pod.uid in deleted):
@@ -43,10 +42,7 @@ def measure_capacity(
         if node is not None:
             used[node].append(pod)
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
-            terms = required_terms(pod.affinity)
-            selector = tuple(sorted(pod.node_selector.items()))
-            to_place = _coordinator_to_place(pod.requests, selector, pod.tolerations, terms)
-            unplaced.append(to_place)
+            unplaced.append(PodToPlace.of_pod(pod))
     nodes = {}
     for name, view in losses.usable_nodes.items():
         here = used.get(name, [])
@@ -76,30 +72,6 @@ def _node_used_by(pod: PodView) -> str | None:
     else:
         waits = bool(pod.gates or pod.placement_failure)
     return None if waits else pod.required_node
-
-
-def _from_coordinator(spec: Manifest) -> PodToPlace:
-    selector = tuple(sorted((spec.get("nodeSelector") or {}).items()))
-    terms = required_terms(spec.get("affinity"))
-    return _coordinator_to_place(pod_requests(spec), selector, tolerations_of(spec), terms)
-
-
-def _coordinator_to_place(
-    requests: ResourceAmounts,
-    selector: tuple[tuple[str, str], ...],
-    tolerations: tuple[Toleration, ...],
-    affinity: tuple[Term, ...] | None,
-) -> PodToPlace:
-    """Without the key and the group, which are given when it is placed."""
-    return PodToPlace(
-        key="",
-        requests=requests,
-        group="",
-        replica=0,
-        node_selector=selector,
-        tolerations=tolerations,
-        affinity=affinity,
-    )
 
 
 def _remaining_shares(

@@ -9,6 +9,7 @@ Design: docs/operations.md#watch.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -28,12 +29,14 @@ from rekindle_operator.reconcile.health import (
     stale_report_message,
     without_successors,
 )
+from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import ConditionEntry, QueryState, RecoveryStatus
 
 _MAX_MESSAGE_CHARS = 1024
 _LEAST_PROBLEM_CHARS = 300
 _SHOWN_NAMES = 10  # in a message
+_SHOWN_REASONS = 2
 _REFUSED = "RefusedByTask"
 _MAX_MISSED_CHECKPOINTS = 3
 _NO_REPORT = "NoReport"
@@ -143,6 +146,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if context.running is None:
         return
     yield from waiting_drains(context, states)
+    yield from failing_sidecars(context, states)
     if context.newer_image:
         image = context.running.view.spec.get("image")
         yield (
@@ -238,10 +242,15 @@ def _available(context: ReconcileContext, health: Health) -> Condition:
 def _redundant(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
     replicas = [(s, replica_state(context, s)) for s in without_successors(states)]
     not_missing = (ReplicaState.LIVE, ReplicaState.UNKNOWN)
-    missing = [s.name for s, state in replicas if state not in not_missing]
+    missing = [s for s, state in replicas if state not in not_missing]
     if missing or not states:
-        shown = ", ".join(missing[:_SHOWN_NAMES]) + (" ..." if len(missing) > _SHOWN_NAMES else "")
-        return Condition("Redundant", "False", "ReplicasMissing", f"not live: {shown or 'all'}")
+        names = ", ".join(s.name for s in missing[:_SHOWN_NAMES])
+        shown = names + (" ..." if len(missing) > _SHOWN_NAMES else "")
+        reasons = Counter(why for s in missing if (why := s.refusal or s.no_node))
+        most = [why[:_LEAST_PROBLEM_CHARS] for why, _ in reasons.most_common(_SHOWN_REASONS)]
+        detail = f" ({'; '.join(most)})" if most else ""
+        message = f"not live: {shown or 'all'}{detail}"
+        return Condition("Redundant", "False", "ReplicasMissing", message)
     if any(state is ReplicaState.UNKNOWN for _, state in replicas):
         return Condition("Redundant", "Unknown", _NO_REPORT, stale_report_message(context))
     return Condition("Redundant", "True", "AllReplicasLive", "every replica is live")

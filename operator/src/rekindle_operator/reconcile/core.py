@@ -41,12 +41,14 @@ from rekindle_operator.reconcile.health import health_of, still_needed
 from rekindle_operator.reconcile.moves import with_moves
 from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
 from rekindle_operator.reconcile.owned import ensure_objects
+from rekindle_operator.reconcile.partners import keep_partners
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
     plan_all,
     ranks,
     with_pods_to_place,
+    with_reasons,
 )
 from rekindle_operator.reconcile.rebalancing import (
     GivenUp,
@@ -213,7 +215,7 @@ def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, record_actions = build_context(view, pass_inputs)
     moves = moves_in_progress(context, observe_slots(context))
     moved = with_moves(context, moves.replicas, moves.leaving)
-    states = roll_next(context, moved.states)
+    states = keep_partners(context, roll_next(context, moved.states))
     return ObservedTopology(
         context, tuple(record_actions), states, moved.superseded, moves.replicas, moves.given_up
     )
@@ -269,6 +271,7 @@ def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -
 
 def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     """One topology's actions; `schedule` gives them their order."""
+    needs = replace(needs, plan_input=with_reasons(needs.plan_input, plan))
     plan_input, coordinator = needs.plan_input, needs.coordinator
     context, states = plan_input.context, plan_input.states
     key = context.view.key

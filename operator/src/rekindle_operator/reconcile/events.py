@@ -17,7 +17,9 @@ from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
+from rekindle_operator.reconcile.health import coordinator_without_node
 from rekindle_operator.reconcile.phases import QueryChange, query_changes
+from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.plan import Plan
@@ -82,6 +84,8 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_recovery(result),
         *_queries(result),
         *_start_problems(result),
+        *_failing_sidecars(result),
+        *_without_node(result),
         *_coordinator(result),
         *_redundancy(result),
         *_operator_problem(result),
@@ -295,6 +299,33 @@ def _start_problems(result: PassResult) -> Iterator[EventText]:
                 note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
                 dedup_key = f"{query.name} {pod.name} {reason}"
                 yield EventText(_WARNING, "TaskCannotStart", "Start", note, dedup_key)
+
+
+def _without_node(result: PassResult) -> Iterator[EventText]:
+    """Pods that no node takes: when the status names a requirement for the first time."""
+    generation = result.context.view.generation
+    old, new = (s.condition("Redundant").message for s in (result.old, result.new))
+    for why in sorted({s.no_node for s in result.states} - {""}):
+        requirements = [f"{part.partition(': ')[0]}: " for part in why.split("; ")]
+        if any(r in new and r not in old for r in requirements):
+            note = f"{_names([s for s in result.states if s.no_node == why])}: {why}"
+            dedup_key = f"{generation} {' '.join(requirements)}"
+            yield EventText(_WARNING, "Unschedulable", "Plan", note, dedup_key)
+    waits = coordinator_without_node(result.context)
+    before = " ".join(q.waiting_for for q in result.old.queries.values())
+    after = " ".join(q.waiting_for for q in result.new.queries.values())
+    if waits and waits in after and waits not in before:
+        yield EventText(_WARNING, "Unschedulable", "Plan", waits, f"{generation} {waits}")
+
+
+def _failing_sidecars(result: PassResult) -> Iterator[EventText]:
+    """Those that the message of the condition Valid names for the first time."""
+    old, new = result.old.condition("Valid").message, result.new.condition("Valid").message
+    for text in failing_sidecars(result.context, result.states):
+        container = text.partition(" of ")[0]
+        if f"{container} of " in new and f"{container} of " not in old:
+            dedup_key = f"{container} {result.new.condition('Valid').observed_generation}"
+            yield EventText(_WARNING, "SidecarFailing", "Start", text, dedup_key)
 
 
 def _incarnations(result: PassResult, query: str) -> int:

@@ -16,8 +16,9 @@ from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.dataplane import TaskReport
-from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
 from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery.misfits import Misfits, NodeCapacity, PodToPlace
 from rekindle_operator.topology_status import QueryState
 
 _REASON_LIMIT = 400
@@ -73,6 +74,8 @@ _WAITING_FOR: Mapping[ReplicaState, str] = {
     ReplicaState.FAILED: "recovery of failed tasks of",
     ReplicaState.WAITING: "a node for",
 }
+
+_NOT_CREATED = "the pods of"  # what there is none of yet needs no node yet
 
 Partition = tuple[str, int]
 """Segment id, number."""
@@ -216,8 +219,15 @@ def _query(
     names = {s.id: s.name for s in context.running.topology.needed_segments(query)}
     needed = {key: state for key, state in partitions.items() if key[0] in names}
     worst = max(needed.values(), default=ReplicaState.WAITING)
-    worst_names = [f"{names[s]}/{p}" for (s, p), state in needed.items() if state is worst]
+    what = _WAITING_FOR.get(worst, "")
+    of_worst = [key for key, state in needed.items() if state is worst]
+    worst_names = [f"{names[s]}/{p}" for s, p in of_worst]
     reasons = sorted({_reason(context, s) for s in states if _is_needed(s, needed)} - {""})
+    if worst is ReplicaState.WAITING:
+        waiting = [s for s in states if _is_needed(s, of_worst)]
+        reasons += sorted({s.no_node for s in waiting} - {""})
+        if all(s.pod is None for s in waiting):
+            what = _NOT_CREATED
     if over_namespace_limit:
         reasons.insert(0, _OVER_NAMESPACE_LIMIT)
     report = context.report.queries.get(query.name)
@@ -227,7 +237,7 @@ def _query(
     missing = _missing_inputs(context, [s for s in states if _is_needed(s, needed)], names)
     if has_output and missing:
         waiting_for = "; ".join(
-            filter(None, (missing, _waiting_for(context, worst, worst_names, reasons)))
+            filter(None, (missing, _waiting_for(context, worst, what, worst_names, reasons)))
         )
         durable_epoch = report.durable_epoch if report else None
         state = QueryState.TENTATIVE
@@ -235,11 +245,12 @@ def _query(
     is_behind = lag_s is not None and lag_s > _live_within_s(context, query.name)
     if worst is ReplicaState.LIVE and is_behind:
         worst, worst_names = ReplicaState.CATCHING_UP, [f"the sink of {query.name}"]
+        what = _WAITING_FOR[worst]
     return QueryHealth(
         name=query.name,
         priority=query.priority,
         state=_QUERY_STATE[worst],
-        waiting_for=_waiting_for(context, worst, worst_names, reasons),
+        waiting_for=_waiting_for(context, worst, what, worst_names, reasons),
         durable_epoch=report.durable_epoch if report else None,
         lag_s=lag_s,
     )
@@ -281,10 +292,28 @@ def stale_report_message(context: ReconcileContext) -> str:
     """A text that does not change while the report stays outdated."""
     if context.report_stale_since is None:
         return "the coordinator's report is fresh"
-    return f"no report from the coordinator since {rfc3339(context.report_stale_since)}"
+    coordinator = coordinator_without_node(context)
+    stale = f"no report from the coordinator since {rfc3339(context.report_stale_since)}"
+    return stale + (f"; {coordinator}" if coordinator else "")
 
 
-def _is_needed(state: SlotState, needed: Mapping[Partition, ReplicaState]) -> bool:
+def coordinator_without_node(context: ReconcileContext) -> str:
+    """What its newest pod waits for, and why; empty: it has a node, or may get one in a moment."""
+    pods, pass_inputs = coordinator_pods(context), context.pass_inputs
+    pod = max(pods, key=lambda p: p.incarnation, default=None)
+    if pod is None or pod.node is not None or pod.ended or pod.terminating:
+        return ""
+    age_s = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now)
+    if age_s < pass_inputs.timing.scheduling_timeout_s:
+        return ""
+    usable = pass_inputs.losses.usable_nodes
+    empty = {name: NodeCapacity(node, node.allocatable) for name, node in usable.items()}
+    why = Misfits(empty).why(PodToPlace.of_pod(pod))
+    why = why or (f"scheduler: {pod.placement_failure}" if pod.placement_failure else "")
+    return "a node for the coordinator" + (f" ({why[:_REASON_LIMIT]})" if why else "")
+
+
+def _is_needed(state: SlotState, needed: Container[Partition]) -> bool:
     return (state.slot.segment, state.slot.partition) in needed
 
 
@@ -295,7 +324,11 @@ def _reason(context: ReconcileContext, state: SlotState) -> str:
 
 
 def _waiting_for(
-    context: ReconcileContext, worst: ReplicaState, names: Sequence[str], reasons: Sequence[str]
+    context: ReconcileContext,
+    worst: ReplicaState,
+    what: str,
+    names: Sequence[str],
+    reasons: Sequence[str],
 ) -> str:
     if worst is ReplicaState.LIVE:
         return ""
@@ -304,4 +337,5 @@ def _waiting_for(
     if worst is ReplicaState.UNKNOWN:
         return f"{stale_report_message(context)}; the state of {shown} is unknown"
     detail = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
-    return f"{_WAITING_FOR[worst]} {shown}{detail}"
+    coordinator = coordinator_without_node(context)
+    return f"{what} {shown}{detail}" + (f"; {coordinator}" if coordinator else "")

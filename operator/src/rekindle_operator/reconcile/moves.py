@@ -100,7 +100,7 @@ def problem_of(context: ReconcileContext, successor: SlotState) -> str:
         return successor.refusal
     if successor.phase is not SlotPhase.BOUND:
         is_new = not pod.failed_placements and not _has_no_node(context, successor)
-        return "" if is_new else successor.refusal or "no node takes it"
+        return "" if is_new else successor.refusal or successor.no_node or "no node takes it"
     if successor.refusal:
         return successor.refusal
     pass_inputs = context.pass_inputs

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from rekindle.names import ANNOTATION_SHAPE
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
-from rekindle_operator.cluster.convert import pod_requests, tolerations_of
-from rekindle_operator.cluster.model import PodView
+from rekindle_operator.cluster.model import NodeView, PodView
 from rekindle_operator.reconcile.actions import OpenGate, PlanRank
 from rekindle_operator.reconcile.avoid import avoided_if_another_fits
 from rekindle_operator.reconcile.context import ReconcileContext
@@ -25,12 +24,12 @@ from rekindle_operator.reconcile.moves import places_left
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_operator.reconcile.replacements import TaskReplacement
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.affinity import required_terms
-from rekindle_operator.recovery.pack import Capacity, PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_plan
-from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.task import open_gate_patch
 
+_TOGETHER = "capacity: what is free is too little for all that waits, or is kept for other queries"
 MAX_FAILED_CREATES = 2  # attempts; a quota may refuse the first until this pass has deleted pods
 
 
@@ -68,12 +67,13 @@ def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
     found = {}
     for state in plan_input.states:
         key, pod = state.slot.key, None
+        identity = f"{uid}/{key}", partition_key(uid, state.slot), state.slot.replica_index
         if manifest := manifests.get(key):
-            to_place = _from_manifest(uid, state, manifest)
+            to_place = PodToPlace.of_spec(manifest["spec"], *identity)
             shape = manifest["metadata"]["annotations"].get(ANNOTATION_SHAPE, "")
         elif state.phase is SlotPhase.GATED and state.pod is not None:
             pod = state.pod
-            to_place, shape = _from_pod(uid, state, pod), pod.shape
+            to_place, shape = PodToPlace.of_pod(pod, *identity), pod.shape
         else:
             continue
         to_place = replace(to_place, namespace=plan_input.context.view.namespace)
@@ -81,36 +81,27 @@ def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif refused_by := unsuitable.get(shape):
-            to_place = replace(
-                to_place, avoid=avoided_if_another_fits(to_place, refused_by, usable)
-            )
+            empty = _with_partners(plan_input.states, state, to_place.group, usable)
+            to_place = replace(to_place, avoid=avoided_if_another_fits(to_place, refused_by, empty))
         found[key] = PodCandidate(state, to_place, pod)
     return replace(plan_input, candidates=found)
 
 
-def _from_pod(uid: str, state: SlotState, pod: PodView) -> PodToPlace:
-    return PodToPlace(
-        key=f"{uid}/{state.slot.key}",
-        requests=pod.requests,
-        group=partition_key(uid, state.slot),
-        replica=state.slot.replica_index,
-        node_selector=tuple(sorted(pod.node_selector.items())),
-        tolerations=pod.tolerations,
-        affinity=required_terms(pod.affinity),
-    )
-
-
-def _from_manifest(uid: str, state: SlotState, manifest: Manifest) -> PodToPlace:
-    spec = manifest["spec"]
-    return PodToPlace(
-        key=f"{uid}/{state.slot.key}",
-        requests=pod_requests(spec),
-        group=partition_key(uid, state.slot),
-        replica=state.slot.replica_index,
-        node_selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
-        tolerations=tolerations_of(spec),
-        affinity=required_terms(spec.get("affinity")),
-    )
+def _with_partners(
+    states: Iterable[SlotState], state: SlotState, group: str, usable: Mapping[str, NodeView]
+) -> dict[str, NodeCapacity]:
+    """The usable nodes, with nothing on them but replicas of the slot's partition."""
+    partition = state.slot.segment, state.slot.partition
+    partners: dict[str | None, set[tuple[str, int]]] = defaultdict(set)
+    for other in states:
+        is_partner = (other.slot.segment, other.slot.partition) == partition
+        if is_partner and other.holds_capacity and other.pod is not None:
+            node = other.pod.node or other.pod.required_node
+            partners[node].add((group, other.slot.replica_index))
+    return {
+        name: NodeCapacity(node, node.allocatable, frozenset(partners.get(name, ())))
+        for name, node in usable.items()
+    }
 
 
 def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:
@@ -252,6 +243,22 @@ def _spares_may_go_first(plan_input: PlanInput, candidates: Iterable[PodCandidat
         c.pod is not None and snapshot.pod_age_s(c.pod, pass_inputs.now) >= reserved_s
         for c in candidates
     )
+
+
+def with_reasons(plan_input: PlanInput, plan: Plan) -> PlanInput:
+    """The states of gated pods that the plan gives no node, with the reason. Not at once: what pods
+    that are being deleted use is free in a moment."""
+    pass_inputs = plan_input.context.pass_inputs
+    snapshot, after_s = pass_inputs.snapshot, pass_inputs.timing.scheduling_timeout_s
+    waiting = {
+        key: plan.unplaced[candidate.to_place.key] or _TOGETHER
+        for key, candidate in plan_input.candidates.items()
+        if candidate.pod is not None
+        and candidate.to_place.key in plan.unplaced
+        and snapshot.pod_age_s(candidate.pod, pass_inputs.now) >= after_s
+    }
+    states = (replace(s, no_node=waiting.get(s.slot.key, "")) for s in plan_input.states)
+    return replace(plan_input, states=tuple(states)) if waiting else plan_input
 
 
 def open_gates(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:

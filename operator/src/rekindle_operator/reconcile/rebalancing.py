@@ -39,7 +39,8 @@ from rekindle_operator.reconcile.slots import (
     task_pods,
 )
 from rekindle_operator.recovery.balance import MovableTask, NodeLoads
-from rekindle_operator.recovery.pack import Capacity, PodToPlace
+from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.settings import Timing
 from rekindle_operator.topology_status import QueryState, RebalancingEntry
 

@@ -47,6 +47,7 @@ class SlotState:
     pod: PodView | None = None  # of the highest incarnation
     loss: Loss | None = None
     start_problem: str = ""  # why the containers of its pod do not run
+    no_node: str = ""  # why no node takes its gated pod, if it has waited for a while
     uncreated_pod: UncreatedPod | None = None  # of the reserved incarnation
     outdated: bool = False  # it would be made differently now
     is_successor: bool = False  # in a planned move: the slot that it will replace still runs
@@ -96,7 +97,7 @@ class SlotState:
     @property
     def refusal(self) -> str:
         """What refuses its pod or cannot run it, and why."""
-        if self.uncreated_pod is not None:
+        if self.uncreated_pod is not None and self.uncreated_pod.failures:
             return f"API server: {self.uncreated_pod.message}"
         if self.pod is not None and self.pod.node is not None and self.start_problem:
             return f"{self.pod.name} on {self.pod.node}: {self.start_problem}"

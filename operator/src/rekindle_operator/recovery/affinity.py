@@ -64,6 +64,16 @@ def _term(raw: Mapping[str, Any]) -> Term:
     )
 
 
+def readable_terms(terms: tuple[Term, ...]) -> str:
+    """For users, with the operators of the manifest."""
+    return " or ".join(" and ".join(map(_readable, term)) or "(no term)" for term in terms)
+
+
+def _readable(requirement: Requirement) -> str:
+    values = f" ({', '.join(requirement.values)})" if requirement.values else ""
+    return f"{requirement.key} {requirement.operator}{values}"
+
+
 def matches(terms: tuple[Term, ...] | None, name: str, labels: Mapping[str, str]) -> bool:
     if terms is None:
         return True

@@ -18,7 +18,8 @@ from math import inf
 from typing import NamedTuple
 
 from rekindle_operator.cluster.amounts import ResourceAmounts
-from rekindle_operator.recovery.pack import Capacity, NodeCapacity, PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
+from rekindle_operator.recovery.pack import Capacity
 
 MARGIN = 0.1  # of a node: a move costs the start of a task and the transfer of its state
 _NOTHING = ResourceAmounts()
@@ -117,7 +118,7 @@ class NodeLoads:
         alike = replace(pod, key="", group="", replica=0)
         if alike not in self._targets_of:
             nodes = (self._capacity.nodes[name] for name in self._targets)
-            taking = (n for n in nodes if n.free.covers(pod.requests) and n.admits(pod))
+            taking = (n for n in nodes if n.fits(alike))
             self._targets_of[alike] = sorted((_load(n, pod.requests), n.node.name) for n in taking)
         return self._targets_of[alike]
 

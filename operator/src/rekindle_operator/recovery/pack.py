@@ -1,7 +1,6 @@
-"""Packing tasks onto nodes: several resources, anti-affinity, taints, selectors. Pure.
+"""Packing tasks onto nodes. Pure.
 
-The scheduler makes the final decision, but a gate is opened for one node only, so packing follows
-the scheduler's rules for taints, selectors, node affinity and requests.
+What fits on a node is in `misfits`.
 
 Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 """
@@ -13,26 +12,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.cluster.model import NodeView, Toleration
-from rekindle_operator.recovery.affinity import Term, matches
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 
 _SEARCH_STEPS = 2000  # of the exact search that follows when the simple rule fails
 _SEARCH_PODS = 16  # with more pods there is no search
-
-
-@dataclass(frozen=True, slots=True)
-class PodToPlace:
-    """A pod to place. `group` is its partition: two replicas of one group never share a node."""
-
-    key: str
-    requests: ResourceAmounts
-    group: str
-    replica: int
-    node_selector: tuple[tuple[str, str], ...] = ()
-    tolerations: tuple[Toleration, ...] = ()
-    affinity: tuple[Term, ...] | None = None  # required terms
-    avoid: frozenset[str] = frozenset()  # nodes that did not run pods of its shape
-    namespace: str = ""  # whose share of the cluster it takes
 
 
 class PackingRule(Enum):
@@ -40,44 +23,6 @@ class PackingRule(Enum):
 
     SPREAD = auto()
     TIGHT = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCapacity:
-    """A usable node, its free capacity, and the (group, replica) of the pods on it."""
-
-    node: NodeView
-    free: ResourceAmounts
-    replicas: frozenset[tuple[str, int]] = frozenset()
-
-    def admits(self, pod: PodToPlace) -> bool:
-        """Whether the pod may be on the node, whatever else is there."""
-        if self.node.name in pod.avoid:
-            return False
-        labels = self.node.labels
-        tolerated = all(
-            any(t.tolerates(taint) for t in pod.tolerations)
-            for taint in self.node.taints
-            if taint.effect in ("NoSchedule", "NoExecute")
-        )
-        selected = all(labels.get(k) == v for k, v in pod.node_selector)
-        return tolerated and selected and matches(pod.affinity, self.node.name, labels)
-
-    def fits(self, pod: PodToPlace) -> bool:
-        return (
-            self.free.covers(pod.requests)
-            and not any(g == pod.group and r != pod.replica for g, r in self.replicas)
-            and self.admits(pod)
-        )
-
-    def fits_when_empty(self, pod: PodToPlace) -> bool:
-        """Whether the node would take the pod if nothing else were on it."""
-        return self.node.allocatable.covers(pod.requests) and self.admits(pod)
-
-    def with_pod(self, pod: PodToPlace) -> NodeCapacity:
-        return NodeCapacity(
-            self.node, self.free - pod.requests, self.replicas | {(pod.group, pod.replica)}
-        )
 
 
 class Capacity:

@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import fsum, inf
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, PodToPlace, pack
+from rekindle_operator.recovery.misfits import Misfits, PodToPlace
+from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, pack
 from rekindle_operator.recovery.tentative_start import place_paths
 
 
@@ -61,6 +62,8 @@ class Plan:
     nodes: Mapping[str, str]  # pod key -> node, also of spares and of parts of a waiting query
     # that wait until their namespace uses less
     over_namespace_limit: frozenset[tuple[str, str]] = frozenset()
+    # Why the pods without a node have none, by key; empty: a node would take that pod alone.
+    unplaced: Mapping[str, str] = field(default_factory=dict)
 
     def queries_over_namespace_limit(self, topology: str) -> frozenset[str]:
         """Its queries that wait for that; "" for all of them together (mode Blocking)."""
@@ -99,24 +102,29 @@ def make_plan(
     possible_later = [q for q in may_be_next if _lacks_only_capacity(q, pods, capacity)]
     paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, pods, capacity)
 
-    def filled(placement: Placement) -> dict[str, str]:
-        """The nodes of all pods: those of `placement`, and those that get capacity it has left."""
+    def filled(placement: Placement) -> Placement:
+        """With the pods that get capacity which it has left."""
         if possible_later:
             placement = place_paths(paths, pods, placement)
         reserved = [pods[n] for n in sorted(missing) if pods[n].key not in placement.nodes]
         placement = _with_spares(placement, spares, met, reserved)
         if not possible_later:  # no capacity makes the query whole: others go first
             placement = place_paths(paths, pods, placement)
-        return dict(placement.nodes)
+        return placement
 
-    nodes = filled(placement)
+    final = filled(placement)
     # By the default rule, TIGHT: it may leave a node for more spares.
     tight_placement = pack(needed.values(), capacity) if len(met) == len(needed) else None
-    if tight_placement is not None and len(nodes) < len(met) + len(spares):
+    if tight_placement is not None and len(final.nodes) < len(met) + len(spares):
         with_tight = filled(tight_placement)
-        nodes = with_tight if len(with_tight) > len(nodes) else nodes
+        final = with_tight if len(with_tight.nodes) > len(final.nodes) else final
+    nodes = dict(final.nodes)
     still_missing = {n for q in waiting for n in q.needs if pods[n].key not in nodes}
-    return Plan(tuple(order), tuple(_ranked(waiting, still_missing, pods, capacity)), nodes, over)
+    ranked = tuple(_ranked(waiting, still_missing, pods, capacity))
+    misfits = Misfits(final.capacity.nodes)
+    wanted = (*pods.values(), *(spare.pod for spare in spares))
+    unplaced = {pod.key: misfits.why(pod) for pod in wanted if pod.key not in nodes}
+    return Plan(tuple(order), ranked, nodes, over, unplaced)
 
 
 def _paths_of_next(

@@ -15,6 +15,19 @@ from rekindle_operator.recovery.losses import Loss, LossAssessment, growing_time
 from rekindle_operator.settings import Timing
 
 _MAX_NODES = 3
+_OWN_FAULTS = (
+    "CrashLoopBackOff",
+    "exit code",  # and with which reason, while it has not restarted yet
+    "ImagePullBackOff",
+    "ErrImagePull",
+    "ErrImageNeverPull",
+    "RegistryUnavailable",
+    "CreateContainerError",
+    "RunContainerError",
+    "StartError",
+)
+"""Errors that may be the node's. Others are the same on every node, as of a Secret that does not
+exist (`CreateContainerConfigError`); the kubelet tries again by itself."""
 _SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say which"
 
 
@@ -32,6 +45,8 @@ class StartFailures:
     def loss_of(self, pod: PodView) -> Loss | None:
         """None: it runs, or may still start, or no other node is likely to start it."""
         if pod.node is None or not pod.shape or not self._has_timed_out(pod):
+            return None
+        if pod.container_error and not _may_be_the_nodes(pod.container_error):
             return None
         if not self._may_start_elsewhere(pod, pod.node):
             return None
@@ -67,3 +82,9 @@ class StartFailures:
         return (
             len(unsuitable) <= _MAX_NODES and not self._assessment.usable_nodes.keys() <= unsuitable
         )
+
+
+def _may_be_the_nodes(container_error: str) -> bool:
+    """By the reason; how the container ended before does not count."""
+    reason = container_error.split(": ")[1]
+    return any(fault in reason for fault in _OWN_FAULTS)

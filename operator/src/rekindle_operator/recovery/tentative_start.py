@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rekindle_operator.recovery.pack import PackingRule, Placement, PodToPlace, pack
+from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.pack import PackingRule, Placement, pack
 
 
 def place_paths(

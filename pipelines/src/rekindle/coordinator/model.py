@@ -36,8 +36,8 @@ class Pod:
     """A task's pod as in the API.
 
     `address` is None until it has an IP. `may_be_running` is False only if no process of the pod
-    can be running: it has no address yet, or it has ended. `was_ready`: all its containers have
-    started (their startup probes), or it is Ready. `node`: None if it is not known.
+    can be running: it has no address yet, or it has ended. `was_ready`: its task's container
+    has started (its startup probe), or it is Ready. `node`: None if it is not known.
     """
 
     name: str

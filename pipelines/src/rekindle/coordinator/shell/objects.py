@@ -42,7 +42,7 @@ def pod_from(document: Mapping[str, Any], uid: str) -> Pod | None:
     ended = status.get("phase") in ("Succeeded", "Failed")
     containers = status.get("containerStatuses") or []
     conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
-    started = bool(containers) and all(c.get("started") for c in containers)
+    started = any(c.get("started") and c.get("name") == names.TASK_CONTAINER for c in containers)
     return Pod(
         name=meta["name"],
         slot=slot,

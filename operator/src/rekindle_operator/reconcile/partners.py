@@ -1,0 +1,48 @@
+"""Replicas of a partition are not given up together. Pure.
+
+A pod that its node cannot run, or that a roll replaces, is deleted by choice, and the partition's
+state may be in it alone. So it goes only while another replica is live; if all fail, the first one
+goes alone. Every such decision passes here, whatever its reason.
+
+Design: docs/design/recovery.md#replacement.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+from rekindle_operator.reconcile.context import ReconcileContext
+from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
+from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery.losses import Loss
+
+_BY_CHOICE = (Loss.CANNOT_START, Loss.CRASHING, Loss.ROLLED)
+
+
+def keep_partners(context: ReconcileContext, states: Sequence[SlotState]) -> tuple[SlotState, ...]:
+    """The states, without the losses by choice of replicas that have to stay for now."""
+    partitions: dict[Partition, list[SlotState]] = defaultdict(list)
+    for state in states:
+        partitions[state.slot.segment, state.slot.partition].append(state)
+    return tuple(
+        replace(s, loss=None)
+        if _must_stay(context, s, partitions[s.slot.segment, s.slot.partition])
+        else s
+        for s in states
+    )
+
+
+def _must_stay(context: ReconcileContext, state: SlotState, partition: Sequence[SlotState]) -> bool:
+    if state.loss not in _BY_CHOICE or state.is_successor:
+        return False
+    if any(replica_state(context, s) is ReplicaState.LIVE for s in partition if s is not state):
+        return False
+    first, *others = (s for s in partition if not s.is_successor)
+    return state is not first or not all(_fails(s) for s in others)
+
+
+def _fails(state: SlotState) -> bool:
+    """One that was replaced and starts does not: its partner waits until it is live."""
+    return state.loss in _BY_CHOICE or bool(state.start_problem)
