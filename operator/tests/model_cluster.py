@@ -283,8 +283,8 @@ class ModelCluster(ModelState):
                     (e.reason, e.dedup_key) for e in self.events
                 }:
                     self.events.append(action)
-            case QuarantineNode(node, at):
-                self.quarantined[node] = at
+            case QuarantineNode(_, node_uid, at):
+                self.quarantined[node_uid] = at
             case AvoidNode(shape, node, node_uid, pod_uid, cause=cause):
                 self.unsuitable = self.unsuitable.with_refusal(
                     shape, node, node_uid, pod_uid, self.now, cause
@@ -350,7 +350,13 @@ class ModelCluster(ModelState):
         digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
         listed = owner.status["generations"]
         assert digest in {g.get("digest") for g in listed}, "not in the status before"
-        self.generation_records.setdefault(manifest["metadata"]["name"], manifest)
+        self.put_record(manifest)
+
+    def put_record(self, manifest: dict[str, Any]) -> None:
+        """As the API server does, with a uid; one that exists stays."""
+        meta = manifest["metadata"]
+        meta["uid"] = f"uid-{meta['name']}"
+        self.generation_records.setdefault(meta["name"], manifest)
 
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

@@ -52,7 +52,7 @@ class ModelState:
         self.token_values: dict[str, dict[str, str]] = {}  # by Secret, as last seen
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.suspects_silent_since: dict[IncarnationRef, float] = {}
-        self.quarantined: dict[str, float] = {}  # node -> since when
+        self.quarantined: dict[str, float] = {}  # node's uid -> since when
         self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}  # prescribed by tests
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused

@@ -255,7 +255,7 @@ def test_a_node_that_responds_before_any_action_is_kept(
 ) -> None:
     """What was decided was not done: the API server did not confirm it, or was unavailable."""
     (victim, *_) = nodes_with_two_tasks(running)
-    running.quarantined[victim] = running.now
+    running.quarantined[running.nodes[victim].uid] = running.now
     running.pass_time(1.0)
     assert changes(running) == []
 
@@ -270,7 +270,7 @@ def test_the_first_response_ends_a_quarantine_for_good(
     snapshot = replace(
         running.snapshot(),
         pods=tuple(p for p in running.snapshot().pods if p.node != node.name),
-        quarantined={node.name: now - 10.0},
+        quarantined={node.uid: now - 10.0},
         kubelet_probes={node.uid: ProbeResults(now, at)},
         readiness_seen_at={},
     )
@@ -510,7 +510,7 @@ def test_no_report_loses_a_node_whose_kubelet_responds(
     snapshot = replace(
         running.snapshot(),
         suspects_silent_since={pods[i].ref: now - for_s for i in silent},
-        quarantined=dict.fromkeys(running.nodes, now - 10.0),
+        quarantined=dict.fromkeys((n.uid for n in running.nodes.values()), now - 10.0),
         kubelet_probes={n.uid: ProbeResults(now, now - ago_s) for n in running.nodes.values()},
     )
     assessment = assess_nodes(snapshot, now, running.settings.timing)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -267,6 +268,16 @@ def test_a_coordinator_with_an_old_lease_is_replaced_elsewhere(
     assert "flights-coordinator-2" in running.raw_pods
     assert "flights-coordinator-1" not in running.raw_pods
     assert set(running.tasks()) == tasks
+
+
+def test_the_lease_of_an_earlier_topology_of_that_name_does_not_count(
+    running: ModelCluster,
+) -> None:
+    (lease,) = running.leases.values()
+    running.now += 7.0
+    running.leases[lease.name] = replace(lease, owner_uids=frozenset({"uid-before"}))
+    actions = reconcile(running.snapshot(), running.now)
+    assert not [a for a in actions if isinstance(a, CreatePod)]
 
 
 def test_room_is_left_for_the_coordinator_on_nodes_with_a_taint(cluster: ModelCluster) -> None:

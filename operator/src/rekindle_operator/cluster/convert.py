@@ -187,6 +187,7 @@ def lease_view(raw: Json, seen_at: float) -> LeaseView:
         holder=str(holder),
         seen_at=seen_at,
         report_number=None if number is None else _integer(number, -1),
+        owner_uids=frozenset(str(o["uid"]) for o in meta.get("ownerReferences") or ()),
     )
 
 
@@ -196,6 +197,7 @@ def generation_record_view(raw: Json) -> GenerationRecordView:
     return GenerationRecordView(
         namespace=meta["namespace"],
         name=meta["name"],
+        uid=meta["uid"],
         version=version_of(raw),
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY, ""),

@@ -153,6 +153,7 @@ class LeaseView:
     holder: str
     seen_at: float
     report_number: int | None = None
+    owner_uids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,7 @@ class GenerationRecordView:
 
     namespace: str
     name: str
+    uid: str
     version: int
     owner_uid: str | None
     topology: str
@@ -319,7 +321,7 @@ class Snapshot:
     kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid
     pod_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs; empty if unknown
-    quarantined: Mapping[str, float] = field(default_factory=dict)  # node -> since when
+    quarantined: Mapping[str, float] = field(default_factory=dict)  # node's uid -> since when
     dry_runs: Mapping[tuple[str, int], DryRunResult] = field(
         default_factory=dict
     )  # (uid, generation)
@@ -335,7 +337,7 @@ class Snapshot:
     failing_since: Mapping[str, float] = field(default_factory=dict)
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled_watches: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
-    failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
+    failures: Mapping[str, str] = field(default_factory=dict)  # topology's uid -> failing action
     crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
 
     def pod_age_s(self, pod: PodView, now: float) -> float:
@@ -357,7 +359,8 @@ def record_digest(text: str) -> str:
 
 
 def without_forged(snapshot: Snapshot) -> Snapshot:
-    """Pods with a forged owner count as foreign, and generation records with one are left out.
+    """Pods with a forged owner count as foreign, and generation records with one are left out, as
+    are Leases of a topology that had the name of another one before.
     Anyone who may create an object can write an owner reference into it, so it belongs to a
     topology only if its namespace and label agree."""
     owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
@@ -368,4 +371,5 @@ def without_forged(snapshot: Snapshot) -> Snapshot:
 
     pods = tuple(p.as_foreign() if is_forged(p) else p for p in snapshot.pods)
     generation_records = tuple(c for c in snapshot.generation_records if not is_forged(c))
-    return replace(snapshot, pods=pods, generation_records=generation_records)
+    leases = tuple(x for x in snapshot.leases if not x.owner_uids or x.owner_uids & owners.keys())
+    return replace(snapshot, pods=pods, leases=leases, generation_records=generation_records)

@@ -314,7 +314,7 @@ def _unused_records(context: ReconcileContext, records: GenerationRecords) -> li
     pods = context.pass_inputs.snapshot.pods
     mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}
     return [
-        DeleteGenerationRecord(c.namespace, c.name)
+        DeleteGenerationRecord(c.namespace, c.name, c.uid)
         for c in records.accepted[:-KEPT_GENERATIONS]
         if c.generation not in mounted
     ]

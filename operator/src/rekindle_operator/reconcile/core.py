@@ -152,7 +152,10 @@ def reconcile_all(
     ]
 
     # 8. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
-    quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
+    uids = {node.name: node.uid for node in snapshot.nodes}
+    quarantined = tuple(
+        QuarantineNode(name, uids[name], now) for name in sorted(losses.newly_silent & uids.keys())
+    )
     deletions = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
         TopologyActions("", quarantined),
@@ -194,7 +197,7 @@ def report_undecided(
         generations = view.operator_status.generations
     status = failed_status(view, problem, now, generations, missing)
     if view.deleting or status == operator_fields(view.status):
-        return TopologyActions(view.key, ())
+        return TopologyActions(view.key, (), topology_uid=view.uid)
     accepts_generation = has_new_digest(view, generations or {})
     write = WriteStatus(
         view.namespace,
@@ -206,7 +209,7 @@ def report_undecided(
         urgent=True,
         accepts_generation=accepts_generation,
     )
-    return TopologyActions(view.key, (write,))
+    return TopologyActions(view.key, (write,), topology_uid=view.uid)
 
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
@@ -273,7 +276,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        return TopologyActions(key, needs.observed.record_actions)
+        return TopologyActions(key, needs.observed.record_actions, topology_uid=context.view.uid)
 
     # 1. What pods need, and the coordinator, which does not wait for the plan.
     actions: list[Action] = [*ensure_objects(context)]
@@ -300,7 +303,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
     plan_order = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
     order = ranks(plan_input, plan_order) | {a.name: FIRST for a in coordinator.create}
-    return TopologyActions(key, tuple(actions), ranks=order)
+    return TopologyActions(key, tuple(actions), ranks=order, topology_uid=context.view.uid)
 
 
 def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
@@ -356,7 +359,7 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
         kinds = ", ".join(snapshot.stalled_watches)
         message = f"no watch events or bookmarks from the API server for {kinds}"
         return OperatorProblem("WatchStalled", message)
-    failure = snapshot.failures.get(context.view.key)
+    failure = snapshot.failures.get(context.view.uid)
     return OperatorProblem("ActionFailed", failure) if failure else None
 
 
@@ -370,7 +373,7 @@ def _report_failure(
     record_actions = observed.record_actions if observed is not None else ()
     generations = observed.context.generations if observed is not None else None
     report = report_undecided(view, problem, now, missing, generations).actions
-    return TopologyActions(view.key, (*report, *record_actions), error)
+    return TopologyActions(view.key, (*report, *record_actions), error, topology_uid=view.uid)
 
 
 def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:
