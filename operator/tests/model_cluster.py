@@ -239,7 +239,7 @@ class ModelCluster(ModelState):
                 report["streamProtocol"] = self.stream_protocol
             if self.stream_conflict:
                 report["streamConflict"] = self.stream_conflict
-            if view.data_plane != report and not view.deleting:
+            if view.data_plane != report:
                 status = {**view.status, "dataPlane": report}
                 self.topologies[name] = replace(view, status=status, version=self.next_version())
                 changed = True

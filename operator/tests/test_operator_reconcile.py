@@ -349,7 +349,8 @@ def test_a_deleted_topology_gets_no_pods_and_loses_dead_ones(
     running.kill_node_until_not_ready("a")
     actions = reconcile(running.snapshot(), running.now)
     assert {a.name for a in actions if isinstance(a, DeletePod)} == on_a
-    assert all(isinstance(a, DeletePod) and a.grace_s == 0 for a in actions)
+    assert all(a.grace_s == 0 for a in actions if isinstance(a, DeletePod))
+    assert all(isinstance(a, DeletePod | WriteStatus) for a in actions)
 
 
 def test_a_terminating_pod_on_a_lost_node_is_ended_by_force(running: ModelCluster) -> None:

@@ -240,6 +240,7 @@ def topology_view(raw: Json) -> TopologyView:
         spec=raw.get("spec") or {},
         status=raw.get("status") or {},
         roll=_is_on((meta.get("annotations") or {}).get(names.ANNOTATION_ROLL)),
+        finalizers=tuple(str(name) for name in meta.get("finalizers") or ()),
     )
 
 

@@ -205,6 +205,7 @@ class TopologyView:
     spec: Mapping[str, Any]
     status: Mapping[str, Any]  # as the API server has it; `operator_status` and `report` are parsed
     roll: bool = False  # outdated running pods are to be replaced
+    finalizers: tuple[str, ...] = ()  # what its deletion waits for
     operator_status: TopologyStatus = field(init=False, compare=False, repr=False)
     report: CoordinatorReport = field(init=False, compare=False, repr=False)  # of the coordinator
 

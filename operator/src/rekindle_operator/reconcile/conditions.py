@@ -37,6 +37,8 @@ _SHOWN_NAMES = 10  # in a message
 _REFUSED = "RefusedByTask"
 _MAX_MISSED_CHECKPOINTS = 3
 _NO_REPORT = "NoReport"
+_DELETING = "Deleting"
+_FOREGROUND = "foregroundDeletion"  # the garbage collector's own finalizer
 _OTHER_PROBLEM = "CheckpointProblem"
 
 
@@ -76,6 +78,23 @@ def conditions_of(
     ]
 
 
+def conditions_of_undecided(view: TopologyView, problem: OperatorProblem) -> list[Condition]:
+    """Of a topology for which nothing can be decided."""
+    unknown = [
+        Condition(kind, "Unknown", problem.reason, problem.message)
+        for kind in ("Redundant", "Consistent")
+    ]
+    valid, available = (
+        Condition(kind, "Unknown", problem.reason, problem.message)
+        for kind in ("Valid", "Available")
+    )
+    if view.deleting:
+        available = _being_deleted(view)
+    kept = [_kept(view, kind) for kind in ("Recovering", "Checkpointed")]
+    known = [c for c in kept if c.status]
+    return [valid, available, *unknown, *known, degraded(problem), _ready(valid, available)]
+
+
 def condition_entries(
     view: TopologyView, conditions: Iterable[Condition], now: float
 ) -> list[ConditionEntry]:
@@ -104,6 +123,24 @@ def degraded(problem: OperatorProblem | None) -> Condition:
     return Condition("Degraded", "True", problem.reason, problem.message)
 
 
+def _kept(view: TopologyView, kind: str) -> Condition:
+    old = view.operator_status.condition(kind)
+    return Condition(kind, old.status, old.reason, old.message)
+
+
+def _being_deleted(view: TopologyView) -> Condition:
+    """Available, with what the deletion waits for."""
+    holders = [
+        "its pods and other objects to end (foreground deletion)"
+        if name == _FOREGROUND
+        else f"finalizer {name}"
+        for name in view.finalizers
+    ]
+    waits = f", which waits for {', '.join(holders)}" if holders else ""
+    message = f"the topology is being deleted{waits}; nothing that ends is replaced"
+    return Condition("Available", "False", _DELETING, message)
+
+
 def _ready(valid: Condition, available: Condition) -> Condition:
     both = (valid, available)
     failing = next((c for c in both if c.status == "False"), None)
@@ -115,6 +152,8 @@ def _ready(valid: Condition, available: Condition) -> Condition:
 
 def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
     generation = context.view.generation
+    if context.view.deleting and (old := _kept(context.view, "Valid")).status:
+        return old  # its deletion decides about no generation
     if context.problems:
         rest = "".join(f"; {n}" for n in (*_older_crd(context), *waiting_drains(context, states)))
         rest += _keeps_running(context)
@@ -222,6 +261,8 @@ def _refused_before(context: ReconcileContext, health: Health) -> str:
 
 
 def _available(context: ReconcileContext, health: Health) -> Condition:
+    if context.view.deleting:
+        return _being_deleted(context.view)
     if context.suspended:
         return Condition("Available", "False", "Suspended", "spec.suspend is true")
     if context.running is None:

@@ -124,8 +124,13 @@ class ReconcileContext:
         return self.running is not None and self.running.topology.spec.suspend
 
     @property
+    def has_slots(self) -> bool:
+        """Also while it is being deleted: then they are observed, and nothing is replaced."""
+        return self.running is not None and not self.suspended
+
+    @property
     def needs_pods(self) -> bool:
-        return self.running is not None and not self.suspended and not self.view.deleting
+        return self.has_slots and not self.view.deleting
 
 
 def build_context(

@@ -196,7 +196,7 @@ def report_undecided(
     if generations is None:
         generations = view.operator_status.generations
     status = failed_status(view, problem, now, generations, missing)
-    if view.deleting or status == operator_fields(view.status):
+    if status == operator_fields(view.status):
         return TopologyActions(view.key, (), topology_uid=view.uid)
     accepts_generation = has_new_digest(view, generations or {})
     write = WriteStatus(
@@ -216,7 +216,7 @@ def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, record_actions = build_context(view, pass_inputs)
     moves = moves_in_progress(context, observe_slots(context))
     moved = with_moves(context, moves.replicas, moves.leaving)
-    states = roll_next(context, moved.states)
+    states = moved.states if view.deleting else roll_next(context, moved.states)
     return ObservedTopology(
         context, tuple(record_actions), states, moved.superseded, moves.replicas, moves.given_up
     )
@@ -227,7 +227,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
     coordinator = replace_coordinator(context)
     plan_input = PlanInput(
         context,
-        states,
+        () if context.view.deleting else states,
         replacements(context, states, coordinator.refused),
         surplus_replicas(context, states),
     )
@@ -276,7 +276,8 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        return TopologyActions(key, needs.observed.record_actions, topology_uid=context.view.uid)
+        report = (*_report(needs, plan), *needs.observed.record_actions)
+        return TopologyActions(key, report, topology_uid=context.view.uid)
 
     # 1. What pods need, and the coordinator, which does not wait for the plan.
     actions: list[Action] = [*ensure_objects(context)]
@@ -307,9 +308,10 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
 
 def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
-    """Status, if it differs, and Events."""
+    """Status, if it differs, and Events: none while the topology is being deleted, since nothing
+    that ends then is a loss."""
     plan_input, coordinator = needs.plan_input, needs.coordinator
-    context, states = plan_input.context, plan_input.states
+    context, states = plan_input.context, needs.observed.states
     view = context.view
     taken = dict(incarnations_to_reserve(plan_input.replacements))
     if coordinator.incarnation is not None:
@@ -347,6 +349,8 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
                 accepts_generation=accepts_generation,
             )
         )
+    if view.deleting:
+        return actions
     result = PassResult(context, states, plan, built.status, coordinator, needs.observed.superseded)
     return [*actions, *build_events(result)]
 

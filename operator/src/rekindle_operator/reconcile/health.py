@@ -299,6 +299,8 @@ def _waiting_for(
 ) -> str:
     if worst is ReplicaState.LIVE:
         return ""
+    if context.view.deleting:
+        return "nothing: the topology is being deleted"
     more = " ..." if len(names) > _SHOWN_PARTITIONS else ""
     shown = ", ".join(names[:_SHOWN_PARTITIONS]) + more
     if worst is ReplicaState.UNKNOWN:

@@ -138,8 +138,8 @@ class SlotPair(NamedTuple):
 
 
 def observe_slots(context: ReconcileContext) -> tuple[SlotPair, ...]:
-    """Empty while the topology needs no pods."""
-    if context.running is None or not context.needs_pods:
+    """Empty while the topology has none."""
+    if context.running is None or not context.has_slots:
         return ()
     pass_inputs = context.pass_inputs
     start_failures = StartFailures(

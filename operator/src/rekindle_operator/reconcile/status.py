@@ -16,11 +16,10 @@ from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.crd_fields import without_missing
 from rekindle_operator.dataplane import CheckpointReport
 from rekindle_operator.reconcile.conditions import (
-    Condition,
     OperatorProblem,
     condition_entries,
     conditions_of,
-    degraded,
+    conditions_of_undecided,
 )
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import (
@@ -124,19 +123,12 @@ def failed_status(
     conditions unknown. `generations`: digests of accepted records; None if they are not known.
     `missing`: fields that the CRD lacks."""
     status = operator_fields(view.status)
-    unknown = [
-        Condition(kind, "Unknown", problem.reason, problem.message)
-        for kind in ("Valid", "Available", "Redundant", "Consistent", "Ready")
-    ]
-    kept = [
-        Condition(kind, old.status, old.reason, old.message)
-        for kind in ("Recovering", "Checkpointed")
-        if (old := view.operator_status.conditions.get(kind)) is not None
-    ]
-    entries = condition_entries(view, [*unknown, *kept, degraded(problem)], now)
+    entries = condition_entries(view, conditions_of_undecided(view, problem), now)
     queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
     changed: dict[str, Any] = {
-        "phase": phase_when_unknown(view.operator_status.phase),
+        "phase": TopologyPhase.DELETING
+        if view.deleting
+        else phase_when_unknown(view.operator_status.phase),
         "conditions": [entry.to_json() for entry in entries],
         "queriesLive": f"0/{len(queries)}",
     }
