@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from rekindle.errors import Problem
-from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR
+from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR, ROLE_TASK
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import CoordinatorReport, read_report
@@ -132,6 +132,13 @@ class PodView:
         if self.topology is None and self.owner_uid is None:
             return self
         return replace(self, topology=None, role=None, slot=None, owner_uid=None)
+
+    def as_owned_by(self, topology: str) -> PodView:
+        """Without role and slot, if its labels do not say what it is in the topology."""
+        is_task = self.role == ROLE_TASK and self.slot is not None
+        if self.topology == topology and (is_task or self.role == ROLE_COORDINATOR):
+            return self
+        return replace(self, topology=topology, role=None, slot=None)
 
     @property
     def ref(self) -> IncarnationRef:
@@ -361,16 +368,22 @@ def record_digest(text: str) -> str:
 
 def without_forged(snapshot: Snapshot) -> Snapshot:
     """Pods with a forged owner count as foreign, and generation records with one are left out, as
-    are Leases of a topology that had the name of another one before.
-    Anyone who may create an object can write an owner reference into it, so it belongs to a
-    topology only if its namespace and label agree."""
+    are Leases of a topology that had the name of another one before. Anyone who may create an
+    object can write an owner reference into it, so it belongs to a topology only if its namespace
+    agrees, and a record only if its label does too."""
     owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
 
-    def is_forged(owned: PodView | GenerationRecordView) -> bool:
-        claimed = owned.namespace, owned.topology
-        return owners.get(owned.owner_uid or "", claimed) != claimed
+    def owned_pod(pod: PodView) -> PodView:
+        if (owner := owners.get(pod.owner_uid or "")) is None:
+            return pod
+        namespace, name = owner
+        return pod.as_owned_by(name) if pod.namespace == namespace else pod.as_foreign()
 
-    pods = tuple(p.as_foreign() if is_forged(p) else p for p in snapshot.pods)
+    def is_forged(record: GenerationRecordView) -> bool:
+        claimed = record.namespace, record.topology
+        return owners.get(record.owner_uid or "", claimed) != claimed
+
+    pods = tuple(owned_pod(p) for p in snapshot.pods)
     generation_records = tuple(c for c in snapshot.generation_records if not is_forged(c))
     leases = tuple(x for x in snapshot.leases if not x.owner_uids or x.owner_uids & owners.keys())
     return replace(snapshot, pods=pods, leases=leases, generation_records=generation_records)

@@ -368,4 +368,10 @@ def owned_pods(context: ReconcileContext) -> list[PodView]:
 
 def coordinator_pods(context: ReconcileContext) -> list[PodView]:
     """Of all incarnations."""
-    return [p for p in owned_pods(context) if p.role == names.ROLE_COORDINATOR]
+    name = context.view.name
+    return [
+        p
+        for p in owned_pods(context)
+        if p.role == names.ROLE_COORDINATOR
+        and p.name == names.coordinator_pod_name(name, p.incarnation)
+    ]

@@ -60,6 +60,7 @@ from rekindle_operator.reconcile.rebalancing import (
 from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
+    end_mislabelled_pods,
     incarnations_to_reserve,
     replacements,
     surplus_replicas,
@@ -296,6 +297,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
     # 4. Pods that are no longer needed.
     actions += [r.delete for r in replaced if r.delete is not None]
+    actions += end_mislabelled_pods(context)
     if context.suspended:
         actions += suspend_pods(context)
     else:

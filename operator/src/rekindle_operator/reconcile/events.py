@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import assert_never
 
+from rekindle import names
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
 from rekindle_operator.reconcile.phases import QueryChange, query_changes
-from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.reconcile.slots import SlotState, mislabelled_pods
 from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.topology_status import (
@@ -76,6 +77,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_image(result),
         *_lost_nodes(result),
         *_replaced_tasks(result),
+        *_mislabelled_pods(result),
         *_moves(result),
         *_waiting_drains(result),
         *_rebalancing(result),
@@ -159,6 +161,16 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
             who = "its successor goes on in its place" if is_moving else "its partner takes over"
             note = f"{state.name}: {state.loss.value}; {who}"
             yield EventText(_WARNING, "TakeOver", "Replace", note, dedup_key)
+
+
+def _mislabelled_pods(result: PassResult) -> Iterator[EventText]:
+    for pod in mislabelled_pods(result.context):
+        if not pod.terminating:
+            note = (
+                f"pod {pod.name} on {pod.node or 'no node'} belongs to the topology, and its "
+                f"labels {names.OWN_PREFIX}* do not say what it is in it: it is ended and replaced"
+            )
+            yield EventText(_WARNING, "PodMislabelled", "Replace", note, pod.uid)
 
 
 def _moves(result: PassResult) -> Iterator[EventText]:
