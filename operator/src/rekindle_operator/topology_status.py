@@ -64,7 +64,8 @@ class ConditionEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueryEntry:
-    """`durable_epoch`: newest one that is durable in the sink; written as `stableEpoch`."""
+    """`durable_epoch`: newest one that is durable in the sink; written as `stableEpoch`. `since`:
+    when it stopped being live; empty while it is, and if it never was."""
 
     name: str
     priority: int = 0
@@ -72,12 +73,14 @@ class QueryEntry:
     waiting_for: str = ""
     durable_epoch: int | None = None
     lag: str = ""  # like "1.5s"
+    since: str = ""
 
     def to_json(self) -> dict[str, Any]:
         optional = {
             "stableEpoch": self.durable_epoch,
             "lag": self.lag or None,
             "waitingFor": self.waiting_for or None,
+            "since": self.since or None,
         }
         entry = {"name": self.name, "priority": self.priority, "state": self.state}
         return entry | {key: value for key, value in optional.items() if value is not None}
@@ -264,6 +267,7 @@ def _query(raw: Mapping[str, Any]) -> QueryEntry:
         waiting_for=_text(raw, "waitingFor"),
         durable_epoch=_integer(raw.get("stableEpoch")),
         lag=_text(raw, "lag"),
+        since=_text(raw, "since"),
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.crd_fields import without_missing
 from rekindle_operator.dataplane import CheckpointReport
@@ -33,6 +34,7 @@ from rekindle_operator.reconcile.phases import (
     BEFORE_RUNNING,
     next_topology_phase,
     phase_when_unknown,
+    was_live,
 )
 from rekindle_operator.reconcile.records import generation_entries, with_generation
 from rekindle_operator.reconcile.slots import SlotState
@@ -83,7 +85,7 @@ def build_status(
     status = TopologyStatus(
         phase=_phase(context, health, kept),
         conditions={entry.type: entry for entry in entries},
-        queries={q.name: _query(q) for q in health.queries},
+        queries={q.name: _query(context, q) for q in health.queries},
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
         rebalancing=rebalancing,
@@ -193,7 +195,7 @@ def _observed_phase(
     return TopologyPhase.STARTING if is_starting else TopologyPhase.DEGRADED
 
 
-def _query(query: QueryHealth) -> QueryEntry:
+def _query(context: ReconcileContext, query: QueryHealth) -> QueryEntry:
     waiting_for = query.waiting_for
     if len(waiting_for) > _MAX_WAITING_FOR_CHARS:
         waiting_for = f"{waiting_for[: _MAX_WAITING_FOR_CHARS - 4]} ..."
@@ -204,7 +206,17 @@ def _query(query: QueryHealth) -> QueryEntry:
         waiting_for=waiting_for,
         durable_epoch=query.durable_epoch,
         lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
+        since=_not_live_since(context, query),
     )
+
+
+def _not_live_since(context: ReconcileContext, query: QueryHealth) -> str:
+    before = context.last_status.queries.get(query.name)
+    if before is None or query.state is QueryState.LIVE:
+        return ""
+    if query.state is QueryState.UNKNOWN or not was_live(context.last_status, before):
+        return before.since
+    return rfc3339(context.pass_inputs.now)
 
 
 def _operators(
