@@ -300,6 +300,35 @@ def test_without_a_report_no_query_is_live(running: ModelCluster) -> None:
     assert "no report from the coordinator since 2027" in running.condition("Ready")["message"]
 
 
+def test_a_report_that_is_late_on_a_busy_machine_still_counts(running: ModelCluster) -> None:
+    """No renewal of the Lease has come, and nothing is known to be lost."""
+    running.reports_lost = True
+    running.now += 4.0
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}
+    assert running.condition("Ready")["status"] == "True"
+    running.now += 2.5
+    running.apply(reconcile(running.snapshot(), running.now))
+    assert set(running.query_states().values()) == {"Unknown"}
+
+
+def test_a_late_report_of_a_lost_coordinator_does_not_count(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.now += 3.0
+    coordinator = running.coordinator()
+    running.delete_pod(coordinator.name, coordinator.uid, None)
+    running.apply(reconcile(running.snapshot(), running.now))
+    assert set(running.query_states().values()) == {"Unknown"}
+
+
+def test_a_late_report_decides_nothing(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.now += 4.0
+    cordoned = next(p.node for p in running.tasks().values() if p.node)
+    running.nodes[cordoned] = replace(running.nodes[cordoned], cordoned=True)
+    assert changes(running) == []
+
+
 def test_a_task_that_was_never_ready_is_starting_and_not_unknown(running: ModelCluster) -> None:
     for raw in running.raw_pods.values():
         raw["status"].pop("conditions")

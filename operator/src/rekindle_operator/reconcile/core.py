@@ -35,7 +35,11 @@ from rekindle_operator.reconcile.context import (
     build_context,
     reserved_incarnations,
 )
-from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
+from rekindle_operator.reconcile.coordinator import (
+    CoordinatorReplacement,
+    replace_coordinator,
+    with_late_report,
+)
 from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
 from rekindle_operator.reconcile.moves import with_moves
@@ -313,7 +317,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     """Status, if it differs, and Events: none while the topology is being deleted, since nothing
     that ends then is a loss."""
     plan_input, coordinator = needs.plan_input, needs.coordinator
-    context, states = plan_input.context, needs.observed.states
+    context, states = with_late_report(plan_input.context), needs.observed.states
     view = context.view
     taken = dict(incarnations_to_reserve(plan_input.replacements))
     if coordinator.incarnation is not None:
@@ -326,7 +330,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     with_lost = (*states, *needs.observed.superseded)
     recovery = update_recovery(context, with_lost, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)
-    rebalancing = update_rebalancing(context, states, needs.observed.given_up)
+    rebalancing = update_rebalancing(plan_input.context, states, needs.observed.given_up)
     problem = _operator_problem(context)
     built = build_status(context, states, health, recovery, rebalancing, incarnations, problem)
     actions: list[Action] = []

@@ -1,8 +1,9 @@
 """Builds a topology's history from its objects in the cluster: status, Events and nodes. Pure.
 
 Events have times of the operator's clock and are kept for an hour; older recoveries come from
-`status.recovery.history`, which has the last ten, and the newest loss of a query from its `since`. A query's name is the first word of its Events.
-Events do not distinguish Restoring from CatchingUp: both are drawn as Restoring.
+`status.recovery.history`, which has the last ten, and the newest loss of a query from its `since`.
+A query's name is the first word of its Events. Events do not distinguish Restoring from CatchingUp:
+both are drawn as Restoring.
 """
 
 from __future__ import annotations
