@@ -75,6 +75,28 @@ def test_the_time_to_be_live_is_that_since_its_own_loss(running: ModelCluster) -
     assert running.events == announced
 
 
+def test_the_cause_of_an_outage_is_in_available_and_in_one_event(running: ModelCluster) -> None:
+    """As of a missing input file: the task goes on trying, and numbers in its words change."""
+    files = [p for p in running.tasks().values() if p.segment_name == "routes"]
+    for attempt in range(1, 4):
+        problem = f"departures: /data/flights.csv does not exist, attempt {attempt}"
+        report = {"phase": "CatchingUp", "problem": problem}
+        running.task_reports = {p.name: report for p in files}
+        running.pass_time(2.0)
+        running.settle()
+        message = running.condition("Ready")["message"]
+        assert message.startswith("not live: route-report (CatchingUp); route-report waits for ")
+        assert problem in message
+    (event,) = events_of(running, "QueryBlocked", "route-report")
+    assert event.warning
+    assert "flights.csv does not exist, attempt 1" in event.note
+    report = {"phase": "CatchingUp", "problem": "the sink has another topology's files"}
+    running.task_reports = {p.name: report for p in files}
+    running.pass_time(2.0)
+    running.settle()
+    assert len(events_of(running, "QueryBlocked", "route-report")) == 2
+
+
 def test_a_node_that_is_lost_twice_in_a_recovery_has_two_events(running: ModelCluster) -> None:
     running.unbound_segments = {"routes"}  # keeps the recovery open
     victims = [p for p in running.tasks().values() if p.segment_name == "routes"]

@@ -268,9 +268,12 @@ def _available(context: ReconcileContext, health: Health) -> Condition:
     if context.running is None:
         return Condition("Available", "False", "NotStarted", "no generation is accepted")
     not_down = (QueryState.LIVE, QueryState.UNKNOWN)
-    down = [f"{q.name} ({q.state})" for q in health.queries if q.state not in not_down]
+    down = [q for q in health.queries if q.state not in not_down]
     if down:
-        return Condition("Available", "False", "QueriesDown", "not live: " + ", ".join(down))
+        message = "not live: " + ", ".join(f"{q.name} ({q.state})" for q in down)
+        first = next((q for q in down if q.waiting_for), None)
+        message += f"; {first.name} waits for {first.waiting_for}" if first is not None else ""
+        return Condition("Available", "False", "QueriesDown", message)
     if health.is_unknown:
         return Condition("Available", "Unknown", _NO_REPORT, stale_report_message(context))
     return Condition("Available", "True", "AllQueriesLive", "every query is live")

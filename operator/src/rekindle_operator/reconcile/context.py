@@ -100,9 +100,7 @@ class ReconcileContext:
     # When the coordinator's report was last known to be true, if that is too long ago to prove
     # anything; None while the report is fresh.
     report_stale_since: float | None = None
-    report_age_s: float = (
-        0.0  # of one that is late, and counts in what is said (`with_late_report`)
-    )
+    report_age_s: float = 0.0  # of a late one that counts in words: `with_late_report`
     max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
     token: TokenDigests | None = None  # None: the topology's Secret does not exist

@@ -8,6 +8,7 @@ Design: docs/operations.md#events.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
+from rekindle_operator.reconcile.health import REASON_LIMIT
 from rekindle_operator.reconcile.phases import QueryChange, query_changes, was_live
 from rekindle_operator.reconcile.slots import SlotState, mislabelled_pods
 from rekindle_operator.recovery.losses import Loss
@@ -86,6 +88,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_recovery(result),
         *_queries(result),
         *_start_problems(result),
+        *_blocked_queries(result),
         *_coordinator(result),
         *_redundancy(result),
         *_operator_problem(result),
@@ -323,6 +326,36 @@ def _start_problems(result: PassResult) -> Iterator[EventText]:
                 note = f"{query.name} waits for {pod.name} on {pod.node}: {problem}"
                 dedup_key = f"{query.name} {pod.name} {reason}"
                 yield EventText(_WARNING, "TaskCannotStart", "Start", note, dedup_key)
+
+
+def _blocked_queries(result: PassResult) -> Iterator[EventText]:
+    """What a query that is not live waits for fails, once for each cause: numbers in it may change.
+    Not what has Events of its own: containers that cannot run, and wrong definitions."""
+    for query in result.new.queries.values():
+        before = result.old.queries.get(query.name)
+        waited_for = _without_numbers(before.waiting_for if before is not None else "")
+        for state in result.states:
+            cause = _cause(result.context, state)[:REASON_LIMIT]
+            is_new = _without_numbers(cause) not in waited_for
+            if cause and is_new and cause in query.waiting_for:
+                note = f"{query.name} is {query.state}: it waits for {query.waiting_for}"
+                generation = f"generation {result.context.view.generation}"
+                dedup_key = f"{query.since or generation} {query.name} {_without_numbers(cause)}"
+                yield EventText(_WARNING, "QueryBlocked", "Assess", note, dedup_key)
+                break
+
+
+def _cause(context: ReconcileContext, state: SlotState) -> str:
+    """The problem that its task reports, or why the API server does not create its pod."""
+    if state.uncreated_pod is not None:
+        return state.refusal
+    task = context.report.task(state.slot.key, state.pod.incarnation) if state.pod else None
+    has_own_event = state.refusal or (task is not None and task.wrong_definition)
+    return task.problem if task is not None and not has_own_event else ""
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[0-9]+", "0", text)
 
 
 def _incarnations(result: PassResult, query: str) -> int:

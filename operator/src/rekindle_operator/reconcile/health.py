@@ -20,7 +20,7 @@ from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import QueryState
 
-_REASON_LIMIT = 400
+REASON_LIMIT = 400
 _LIVE_WITHIN_EPOCHS = 10
 """How far the sink of a live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
 its upstream starts, a task receives nothing newer, and reports Live."""
@@ -305,5 +305,5 @@ def _waiting_for(
     shown = ", ".join(names[:_SHOWN_PARTITIONS]) + more
     if worst is ReplicaState.UNKNOWN:
         return f"{stale_report_message(context)}; the state of {shown} is unknown"
-    detail = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
+    detail = f" ({reasons[0][:REASON_LIMIT]})" if reasons else ""
     return f"{_WAITING_FOR[worst]} {shown}{detail}"
