@@ -229,10 +229,17 @@ class ModelCluster(ModelState):
                 if p.name not in self.stuck
             ]
             fence = int(self.leases[names.coordinator_name(name)].holder)
-            report = {"fence": fence, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
-            if self.lags_s:
-                lags = self.lags_s.items()
-                report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
+            report: dict[str, Any] = {
+                "fence": fence,
+                "generation": self.newest_record(name),
+                "tasks": sorted(tasks, key=lambda t: str(t["slot"])),
+            }
+            if known := dict.fromkeys((*self.lags_s, *self.query_reports)):
+                lags = {name: {"lagSeconds": lag_s} for name, lag_s in self.lags_s.items()}
+                report["queries"] = [
+                    {"name": name, **lags.get(name, {}), **self.query_reports.get(name, {})}
+                    for name in known
+                ]
             if self.checkpoint_epoch is not None:
                 report["checkpoint"] = {"epoch": self.checkpoint_epoch}
             if self.stream_protocol:
@@ -357,6 +364,12 @@ class ModelCluster(ModelState):
         meta = manifest["metadata"]
         meta["uid"] = f"uid-{meta['name']}"
         self.generation_records.setdefault(meta["name"], manifest)
+
+    def newest_record(self, topology: str) -> int:
+        """The number of its generation."""
+        labels = (raw["metadata"]["labels"] for raw in self.generation_records.values())
+        of_topology = (x for x in labels if x[names.LABEL_TOPOLOGY] == topology)
+        return max(int(x[names.LABEL_GENERATION]) for x in of_topology)
 
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

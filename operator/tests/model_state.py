@@ -78,6 +78,8 @@ class ModelState:
         # Stream protocols that cannot read from each other, of the coordinator's report.
         self.stream_conflict: list[int] = []
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
+        # Query -> more of that report.
+        self.query_reports: dict[str, dict[str, Any]] = {}
         self.refused_by_kubelets = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back
         self.binding_delay_s = 0.0

@@ -204,6 +204,7 @@ def report_undecided(
     if status == operator_fields(view.status):
         return TopologyActions(view.key, (), topology_uid=view.uid)
     accepts_generation = has_new_digest(view, generations or {})
+    urgent = without_per_epoch_fields(status) != without_per_epoch_fields(view.status)
     write = WriteStatus(
         view.namespace,
         view.name,
@@ -211,7 +212,7 @@ def report_undecided(
         view.version,
         view.status,
         status,
-        urgent=True,
+        urgent=urgent,
         accepts_generation=accepts_generation,
     )
     return TopologyActions(view.key, (write,), topology_uid=view.uid)

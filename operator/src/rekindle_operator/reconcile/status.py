@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rekindle_operator.cluster.convert import rfc3339
+from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.crd_fields import without_missing
 from rekindle_operator.dataplane import CheckpointReport
@@ -56,7 +56,7 @@ _MAX_WAITING_FOR_CHARS = 1024
 incarnation it reserves."""
 _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
-_PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
+_PER_EPOCH_IN = {"queries": ("lag", "stableEpoch", "completeUntil"), "operators": ("stableEpoch",)}
 """Fields that change with every epoch: of the status, and of the entries of its lists."""
 
 
@@ -107,7 +107,7 @@ def build_status(
         "checkpoint": _checkpoint(context.report.checkpoint),
     }
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
-        written["lag"] = f"{max(lags):.1f}s"
+        written["lag"] = _lag(max(lags))
     if not (missing := context.pass_inputs.snapshot.crd_missing_fields):
         return BuiltStatus(status, operator_fields(written))
     declared = operator_fields(without_missing(written, missing))
@@ -126,7 +126,15 @@ def failed_status(
     `missing`: fields that the CRD lacks."""
     status = operator_fields(view.status)
     entries = condition_entries(view, conditions_of_undecided(view, problem), now)
-    queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
+    lags = {q.name: _lag_if_undecided(q, now) for q in view.operator_status.queries.values()}
+    queries = [
+        {
+            **q,
+            "state": QueryState.UNKNOWN,
+            **({"lag": _lag(lag_s)} if (lag_s := lags.get(q.get("name"))) is not None else {}),
+        }
+        for q in status.get("queries") or ()
+    ]
     changed: dict[str, Any] = {
         "phase": TopologyPhase.DELETING
         if view.deleting
@@ -134,11 +142,20 @@ def failed_status(
         "conditions": [entry.to_json() for entry in entries],
         "queriesLive": f"0/{len(queries)}",
     }
+    if known := [lag_s for lag_s in lags.values() if lag_s is not None]:
+        changed["lag"] = _lag(max(known))
     if generations is not None:
         listed = with_generation(generations, view.generation)
         changed["generations"] = generation_entries(listed)
     written = {**status, **changed, **({"queries": queries} if queries else {})}
     return operator_fields(without_missing(written, missing))
+
+
+def _lag_if_undecided(query: QueryEntry, now: float) -> float | None:
+    """It grows while nothing is decided; None: it is not known, as in the last status."""
+    if query.finished_generation is not None:
+        return 0.0
+    return max(0.0, now - parse_time(query.complete_until)) if query.complete_until else None
 
 
 def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,9 +222,15 @@ def _query(context: ReconcileContext, query: QueryHealth) -> QueryEntry:
         state=query.state,
         waiting_for=waiting_for,
         durable_epoch=query.durable_epoch,
-        lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
+        lag="" if query.lag_s is None else _lag(query.lag_s),
         since=_not_live_since(context, query),
+        complete_until="" if query.complete_until is None else rfc3339(query.complete_until),
+        finished_generation=query.finished_generation,
     )
+
+
+def _lag(seconds: float) -> str:
+    return f"{seconds:.1f}s"
 
 
 def _not_live_since(context: ReconcileContext, query: QueryHealth) -> str:
