@@ -1,4 +1,5 @@
-"""Write docs/reference.md, and the descriptions of the CRD: every field of a StreamTopology's spec.
+"""Write docs/reference.md, and the descriptions of the CRD: every field of a StreamTopology's spec,
+and what its status says of queries.
 
 Types, limits, defaults, required fields and the rules between fields come from the CRD, meanings
 from the texts below the fields in `rekindle.topology.spec` and `rekindle.topology.kinds`. `--check`
@@ -29,8 +30,8 @@ CRD = ROOT / "crds/rekindle.dev_streamtopologies.yaml"
 HEAD = """\
 # Reference of the resource
 
-Every field of the `spec` of a `StreamTopology`, written by `make reference`.
-[StreamTopology](topology.md) explains how to use them.
+Every field of the `spec` of a `StreamTopology`, and of its `status.queries[]`, written by
+`make reference`. [StreamTopology](topology.md) explains how to use them.
 
 - A *duration* is a number with a unit, or several of them: `250ms`, `10s`, `1h30m`, `7d`; the units
   are `us`, `ms`, `s`, `m`, `h`, `d`.
@@ -117,7 +118,15 @@ def page() -> str:
     """The text of the page."""
     resource = yaml.safe_load(CRD.read_text())["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     sections = _sections("spec", resource["properties"]["spec"], spec.TopologySpec)
-    return "\n".join([HEAD, *sections])
+    queries = resource["properties"]["status"]["properties"]["queries"]["items"]
+    return "\n".join([HEAD, *sections, _status_section("status.queries[]", queries)])
+
+
+def _status_section(path: str, node: dict[str, Any]) -> str:
+    """A table of the fields, whose meanings are in the CRD."""
+    fields = node["properties"].items()
+    rows = [f"| `{name}` | {schema['description']} |" for name, schema in fields]
+    return "\n".join([f"## `{path}`", "", "| field | meaning |", "|---|---|", *rows, ""])
 
 
 def _sections(path: str, node: dict[str, Any], model: type[BaseModel]) -> Iterator[str]:

@@ -110,7 +110,7 @@ class ModelApi(client.ApiClient):
                 self.model.write_status(collection, dict(body["status"]))
                 return Response(200, topology_json(self.model.topologies[collection]))
             case "POST", "configmaps":
-                self.model.generation_records[body["metadata"]["name"]] = body
+                self.model.put_record(copy.deepcopy(body))
             case "GET", _:
                 return _refused(404, "not found")
         return Response(200, {"kind": "Status", "metadata": {}})

@@ -229,17 +229,24 @@ class ModelCluster(ModelState):
                 if p.name not in self.stuck
             ]
             fence = int(self.leases[names.coordinator_name(name)].holder)
-            report = {"fence": fence, "tasks": sorted(tasks, key=lambda t: str(t["slot"]))}
-            if self.lags_s:
-                lags = self.lags_s.items()
-                report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
+            report: dict[str, Any] = {
+                "fence": fence,
+                "generation": self.newest_record(name),
+                "tasks": sorted(tasks, key=lambda t: str(t["slot"])),
+            }
+            if known := dict.fromkeys((*self.lags_s, *self.query_reports)):
+                lags = {name: {"lagSeconds": lag_s} for name, lag_s in self.lags_s.items()}
+                report["queries"] = [
+                    {"name": name, **lags.get(name, {}), **self.query_reports.get(name, {})}
+                    for name in known
+                ]
             if self.checkpoint_epoch is not None:
                 report["checkpoint"] = {"epoch": self.checkpoint_epoch}
             if self.stream_protocol:
                 report["streamProtocol"] = self.stream_protocol
             if self.stream_conflict:
                 report["streamConflict"] = self.stream_conflict
-            if view.data_plane != report and not view.deleting:
+            if view.data_plane != report:
                 status = {**view.status, "dataPlane": report}
                 self.topologies[name] = replace(view, status=status, version=self.next_version())
                 changed = True
@@ -283,8 +290,8 @@ class ModelCluster(ModelState):
                     (e.reason, e.dedup_key) for e in self.events
                 }:
                     self.events.append(action)
-            case QuarantineNode(node, at):
-                self.quarantined[node] = at
+            case QuarantineNode(_, node_uid, at):
+                self.quarantined[node_uid] = at
             case AvoidNode(shape, node, node_uid, pod_uid, cause=cause):
                 self.unsuitable = self.unsuitable.with_refusal(
                     shape, node, node_uid, pod_uid, self.now, cause
@@ -350,7 +357,19 @@ class ModelCluster(ModelState):
         digest = record_digest(manifest["data"][names.TOPOLOGY_KEY])
         listed = owner.status["generations"]
         assert digest in {g.get("digest") for g in listed}, "not in the status before"
-        self.generation_records.setdefault(manifest["metadata"]["name"], manifest)
+        self.put_record(manifest)
+
+    def put_record(self, manifest: dict[str, Any]) -> None:
+        """As the API server does, with a uid; one that exists stays."""
+        meta = manifest["metadata"]
+        meta["uid"] = f"uid-{meta['name']}"
+        self.generation_records.setdefault(meta["name"], manifest)
+
+    def newest_record(self, topology: str) -> int:
+        """The number of its generation."""
+        labels = (raw["metadata"]["labels"] for raw in self.generation_records.values())
+        of_topology = (x for x in labels if x[names.LABEL_TOPOLOGY] == topology)
+        return max(int(x[names.LABEL_GENERATION]) for x in of_topology)
 
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

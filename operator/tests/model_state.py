@@ -52,7 +52,7 @@ class ModelState:
         self.token_values: dict[str, dict[str, str]] = {}  # by Secret, as last seen
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.suspects_silent_since: dict[IncarnationRef, float] = {}
-        self.quarantined: dict[str, float] = {}  # node -> since when
+        self.quarantined: dict[str, float] = {}  # node's uid -> since when
         self.refused_dry_runs: dict[tuple[str, int], DryRunResult] = {}  # prescribed by tests
         self.quota: int | None = None  # of pods
         self.refused_in: set[str] = set()  # namespaces in which pods are refused
@@ -78,6 +78,8 @@ class ModelState:
         # Stream protocols that cannot read from each other, of the coordinator's report.
         self.stream_conflict: list[int] = []
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
+        # Query -> more of that report.
+        self.query_reports: dict[str, dict[str, Any]] = {}
         self.refused_by_kubelets = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back
         self.binding_delay_s = 0.0

@@ -14,7 +14,7 @@ from model_objects import rfc3339
 from rekindle import names
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
+from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, EmitEvent
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.losses import assess_nodes
 
@@ -201,13 +201,18 @@ def test_a_forged_pod_in_another_namespace_changes_nothing(running: ModelCluster
     assert reconcile(running.snapshot(), running.now, running.settings) == []
 
 
-def test_a_forged_pod_of_another_topology_changes_nothing(running: ModelCluster) -> None:
+def test_a_pod_with_the_label_of_another_topology_is_ended(running: ModelCluster) -> None:
+    """Its owner says whose it is."""
     raw = copy.deepcopy(next(r for n, r in running.raw_pods.items() if "storms" in n))
     raw["metadata"] |= {"name": "x", "uid": "u-x"}
     raw["metadata"]["labels"][names.LABEL_TOPOLOGY] = "another"
     raw["metadata"]["labels"][names.LABEL_INCARNATION] = "900000"
     running.raw_pods["x"] = raw
-    assert reconcile(running.snapshot(), running.now, running.settings) == []
+    actions = reconcile(running.snapshot(), running.now, running.settings)
+    assert [(type(a), getattr(a, "uid", "")) for a in actions] == [
+        (DeletePod, "u-x"),
+        (EmitEvent, "uid-flights"),
+    ]
 
 
 @pytest.mark.parametrize("forged", [{"namespace": "evil"}, {"labels": "another"}])

@@ -33,7 +33,7 @@ def scheduled(
     name: str, topology_key: str = "t", order: ActionOrder = ActionOrder.PLACE_PODS, after: str = ""
 ) -> ScheduledAction:
     """Of a topology in a namespace of its own, unless `topology_key` names both."""
-    action = DeleteGenerationRecord(topology_key.partition("/")[0], name)
+    action = DeleteGenerationRecord(topology_key.partition("/")[0], name, f"uid-{name}")
     return ScheduledAction(
         topology_key, action, name, order, PlanRank(0, 0), (after,) if after else ()
     )

@@ -255,7 +255,7 @@ def test_a_node_that_responds_before_any_action_is_kept(
 ) -> None:
     """What was decided was not done: the API server did not confirm it, or was unavailable."""
     (victim, *_) = nodes_with_two_tasks(running)
-    running.quarantined[victim] = running.now
+    running.quarantined[running.nodes[victim].uid] = running.now
     running.pass_time(1.0)
     assert changes(running) == []
 
@@ -270,7 +270,7 @@ def test_the_first_response_ends_a_quarantine_for_good(
     snapshot = replace(
         running.snapshot(),
         pods=tuple(p for p in running.snapshot().pods if p.node != node.name),
-        quarantined={node.name: now - 10.0},
+        quarantined={node.uid: now - 10.0},
         kubelet_probes={node.uid: ProbeResults(now, at)},
         readiness_seen_at={},
     )
@@ -298,6 +298,35 @@ def test_without_a_report_no_query_is_live(running: ModelCluster) -> None:
     for kind in ("Available", "Redundant", "Consistent", "Ready"):
         assert running.condition(kind)["status"] == "Unknown", kind
     assert "no report from the coordinator since 2027" in running.condition("Ready")["message"]
+
+
+def test_a_report_that_is_late_on_a_busy_machine_still_counts(running: ModelCluster) -> None:
+    """No renewal of the Lease has come, and nothing is known to be lost."""
+    running.reports_lost = True
+    running.now += 4.0
+    running.settle()
+    assert set(running.query_states().values()) == {"Live"}
+    assert running.condition("Ready")["status"] == "True"
+    running.now += 2.5
+    running.apply(reconcile(running.snapshot(), running.now))
+    assert set(running.query_states().values()) == {"Unknown"}
+
+
+def test_a_late_report_of_a_lost_coordinator_does_not_count(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.now += 3.0
+    coordinator = running.coordinator()
+    running.delete_pod(coordinator.name, coordinator.uid, None)
+    running.apply(reconcile(running.snapshot(), running.now))
+    assert set(running.query_states().values()) == {"Unknown"}
+
+
+def test_a_late_report_decides_nothing(running: ModelCluster) -> None:
+    running.reports_lost = True
+    running.now += 4.0
+    cordoned = next(p.node for p in running.tasks().values() if p.node)
+    running.nodes[cordoned] = replace(running.nodes[cordoned], cordoned=True)
+    assert changes(running) == []
 
 
 def test_a_task_that_was_never_ready_is_starting_and_not_unknown(running: ModelCluster) -> None:
@@ -510,7 +539,7 @@ def test_no_report_loses_a_node_whose_kubelet_responds(
     snapshot = replace(
         running.snapshot(),
         suspects_silent_since={pods[i].ref: now - for_s for i in silent},
-        quarantined=dict.fromkeys(running.nodes, now - 10.0),
+        quarantined=dict.fromkeys((n.uid for n in running.nodes.values()), now - 10.0),
         kubelet_probes={n.uid: ProbeResults(now, now - ago_s) for n in running.nodes.values()},
     )
     assessment = assess_nodes(snapshot, now, running.settings.timing)

@@ -511,19 +511,20 @@ def test_pods_are_created_in_the_order_of_the_plan() -> None:
     pods = [s.action.name for s in schedule(decisions) if isinstance(s.action, CreatePod)]
     assert pods == ["d-0", "c-0", "a-0", "b-0"]
     keys = [s.key for s in schedule(decisions)]
-    assert keys[:2] == ["WriteStatus default/d d", "CreatePod default/d-0"]
+    assert keys[:2] == ["WriteStatus default/d d", "CreatePod default/d-0 d"]
 
 
 def test_an_action_that_keeps_failing_is_reported() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)
     executor = executor_of(api, cluster, clock)
-    decision = TopologyActions("default/t", (OpenGate("default", "p", "u", "node", ()),))
+    opening = (OpenGate("default", "p", "u", "node", ()),)
+    decision = TopologyActions("default/t", opening, topology_uid="uid")
     executor.run([decision])
     assert cluster.snapshot().failures == {}, "one failure is most often a conflict"
     clock.now += 1.0
     executor.run([decision])
-    assert cluster.snapshot().failures == {"default/t": "OpenGate default/p u fails: 403 no"}
+    assert cluster.snapshot().failures == {"uid": "OpenGate default/p u fails: 403 no"}
     api.fails.clear()
     clock.now += 40.0
     executor.run([decision])
@@ -539,10 +540,31 @@ def test_creations_of_a_coordinator_that_keep_failing_are_reported() -> None:
         meta = meta_of(f"t-coordinator-{incarnation}", "uid")
         ref = IncarnationRef("uid", COORDINATOR_KEY, incarnation)
         create = CreatePod("default", {"apiVersion": "v1", "kind": "Pod", "metadata": meta}, ref)
-        executor.run([TopologyActions("default/t", (create,))])
+        executor.run([TopologyActions("default/t", (create,), topology_uid="uid")])
         clock.now += 1.0
-    message = cluster.snapshot().failures["default/t"]
-    assert message.startswith("CreatePod default/t-coordinator fails: 500")
+    message = cluster.snapshot().failures["uid"]
+    assert message.startswith("CreatePod default/t-coordinator uid fails: 500")
+
+
+def test_what_failed_says_nothing_of_the_next_topology_of_that_name() -> None:
+    clock, api = Clock(), Failing({"POST configmaps": 403})
+    cluster = ClusterCache(api, None, clock)
+    executor = executor_of(api, cluster, clock)
+
+    def record(uid: str) -> TopologyActions:
+        manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta_of("t-g1", uid)}
+        create = CreateGenerationRecord("default", manifest)
+        return TopologyActions("default/t", (create,), topology_uid=uid)
+
+    for _ in range(2):
+        executor.run([record("before")])
+        clock.now += 1.0
+    executor.run([record("before")])
+    assert cluster.snapshot().failures.keys() == {"before"}
+    api.calls.clear()
+    executor.run([record("after")])
+    assert api.calls == ["POST configmaps"], "it waits for no back-off"
+    assert cluster.snapshot().failures.keys() == {"before"}
 
 
 def test_a_failed_action_is_forgotten_when_not_retried() -> None:

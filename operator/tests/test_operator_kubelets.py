@@ -248,7 +248,7 @@ def test_dead_nodes_leave_time_for_probes_of_the_others() -> None:
     for name in dead:
         del operator.pods[name]  # replaced elsewhere
     operator.dead = dead
-    operator.quarantined = dict.fromkeys(dead, operator.now)
+    operator.quarantined = dict.fromkeys((f"uid-{n}" for n in dead), operator.now)
     for _ in range(120):
         operator.probe_only(TICK_S)
         results = operator.probes.results
@@ -342,7 +342,7 @@ def test_kubelets_are_probed_at_each_tick_only_on_suspicion() -> None:
 def test_a_node_is_probed_for_as_long_as_its_quarantine_may_last() -> None:
     nodes = tuple(node(name) for name in "abc")
     probed = {n.uid: ProbeResults(START, START) for n in nodes}
-    snapshot = Snapshot(nodes=nodes, kubelet_probes=probed, quarantined={"b": START - 58})
+    snapshot = Snapshot(nodes=nodes, kubelet_probes=probed, quarantined={"uid-b": START - 58})
     assert probe(snapshot, START + 0.5) == []
     assert probe(snapshot, START + 1) == ["a", "b", "c"], "with others to compare it with"
     assert probe(snapshot, START + 2) == [], "a minute is over"

@@ -74,7 +74,7 @@ def test_an_invalid_decision_is_reported_with_details(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "was_live", "announced"),
+    ("before", "after", "is_known_live", "announced"),
     [
         (None, QueryState.LIVE, True, (QueryChange.LIVE,)),
         (QueryState.LIVE, QueryState.WAITING, True, (QueryChange.LOST,)),
@@ -83,16 +83,18 @@ def test_an_invalid_decision_is_reported_with_details(
         (QueryState.WAITING, QueryState.RESTORING, True, (QueryChange.RESTORING,)),
         (QueryState.UNKNOWN, QueryState.WAITING, True, (QueryChange.LOST,)),
         (QueryState.UNKNOWN, QueryState.WAITING, False, ()),
+        (QueryState.UNKNOWN, QueryState.LIVE, True, ()),
+        (QueryState.UNKNOWN, QueryState.LIVE, False, (QueryChange.LIVE,)),
         (QueryState.LIVE, QueryState.LIVE, True, ()),
     ],
 )
 def test_a_change_of_a_query_is_announced_once(
     before: QueryState | None,
     after: QueryState,
-    was_live: bool,
+    is_known_live: bool,
     announced: tuple[QueryChange, ...],
 ) -> None:
-    assert query_changes(before, after, was_live, "") == announced
+    assert query_changes(before, after, is_known_live, "") == announced
 
 
 def test_a_topology_that_ran_does_not_start_again() -> None:

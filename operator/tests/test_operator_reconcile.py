@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,16 @@ def test_a_coordinator_with_an_old_lease_is_replaced_elsewhere(
     assert set(running.tasks()) == tasks
 
 
+def test_the_lease_of_an_earlier_topology_of_that_name_does_not_count(
+    running: ModelCluster,
+) -> None:
+    (lease,) = running.leases.values()
+    running.now += 7.0
+    running.leases[lease.name] = replace(lease, owner_uids=frozenset({"uid-before"}))
+    actions = reconcile(running.snapshot(), running.now)
+    assert not [a for a in actions if isinstance(a, CreatePod)]
+
+
 def test_room_is_left_for_the_coordinator_on_nodes_with_a_taint(cluster: ModelCluster) -> None:
     bulk = {"key": "bulk", "operator": "Exists"}
     cluster.edit("flights", podTemplate={"spec": {"tolerations": [bulk]}})
@@ -329,7 +340,8 @@ def test_a_deleted_topology_gets_no_pods_and_loses_dead_ones(
     running.kill_node_until_not_ready("a")
     actions = reconcile(running.snapshot(), running.now)
     assert {a.name for a in actions if isinstance(a, DeletePod)} == on_a
-    assert all(isinstance(a, DeletePod) and a.grace_s == 0 for a in actions)
+    assert all(a.grace_s == 0 for a in actions if isinstance(a, DeletePod))
+    assert all(isinstance(a, DeletePod | WriteStatus) for a in actions)
 
 
 def test_a_terminating_pod_on_a_lost_node_is_ended_by_force(running: ModelCluster) -> None:

@@ -62,6 +62,15 @@ def test_the_last_state_is_the_current_status() -> None:
     assert changes_of(timeline_of(observed), query)[-1][0] == "Unknown"
 
 
+def test_an_outage_without_events_is_drawn_from_its_beginning() -> None:
+    observed = Observed("running")
+    query = observed.status["queries"][0]
+    query |= {"state": "Waiting", "since": "2026-11-22T12:29:00Z"}
+    timeline = timeline_of(observed)
+    lost_s = (datetime(2026, 11, 22, 12, 29, tzinfo=UTC) - timeline.began).total_seconds()
+    assert changes_of(timeline, query["name"])[-1] == ("Waiting", round(lost_s))
+
+
 def test_catching_up_is_drawn_as_restoring() -> None:
     observed = Observed("recovering")
     assert observed.status["queries"][1]["state"] == "CatchingUp"

@@ -45,6 +45,22 @@ def test_the_lag_grows_while_a_source_is_stopped(heads: SourceHeads) -> None:
     assert heads.lag_s([GOOD, AHEAD], 298, now=399.0, interval_s=1.0) >= 100.0
 
 
+def test_the_lag_grows_while_all_sources_are_stopped(heads: SourceHeads) -> None:
+    assert heads.lag_s([GOOD], 298 + SKEW_S, now=300.0, interval_s=1.0) == 0.0
+    assert heads.lag_s([GOOD], 298 + SKEW_S, now=399.0, interval_s=1.0) == 99.0
+
+
+def test_a_query_is_finished_after_the_end_of_all_its_sources(heads: SourceHeads) -> None:
+    heads.advanced(GOOD, 300, 301.0, last_epoch=250)
+    assert not heads.is_finished([GOOD], 250)
+    assert heads.is_finished([GOOD], 251)
+    assert not heads.is_finished([GOOD, AHEAD], 251), "the other one has not ended"
+    heads.advanced(GOOD, -1, 302.0)  # a replica that starts, and has not opened it
+    assert heads.is_finished([GOOD], 251)
+    heads.keep([AHEAD])
+    assert not heads.is_finished([GOOD], 251)
+
+
 def test_a_lag_older_than_what_is_kept_is_estimated(heads: SourceHeads) -> None:
     assert heads.lag_s([GOOD], -1, now=299.0, interval_s=1.0) == pytest.approx(298.0)
 

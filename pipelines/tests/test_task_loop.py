@@ -106,8 +106,10 @@ def test_phase_head_and_lag_follow_the_clock(world: World) -> None:
     assert answer.lag_s == pytest.approx(19.5)
     world.run_to(20.5)
     world.status.update_phase()
+    world.status.last_epoch = 30
     answer = world.status.response(3)
     assert (answer.phase, answer.stable_epoch, answer.lag_s) == ("Live", 19, 0.0)
+    assert answer.last_epoch == 30
     assert len(answer.digests) == 16
     world.now = 25
     world.status.update_phase()

@@ -55,6 +55,24 @@ def test_a_start_that_waits_for_its_storage_says_so(monkeypatch: pytest.MonkeyPa
     assert problem.message == "the store is away"
 
 
+def test_the_end_of_a_bounded_source_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = SimpleNamespace(last_epoch=41, input_files=())
+    monkeypatch.setattr(startup, "open_source", lambda *_: source)
+    config: Any = SimpleNamespace(
+        epoch_interval_us=1,
+        origin_us=0,
+        data=Path("data"),
+        memory=None,
+        ref=SimpleNamespace(partition=0),
+    )
+    store: Any = SimpleNamespace(require_same_input=lambda node, files: None)
+    status: Any = SimpleNamespace()
+    unused: Any = None
+    started = Startup(config, store, unused, status)
+    started._open_source(unused, unused, TaskState(1, 1, State({})))
+    assert status.last_epoch == 41
+
+
 def test_moved_state_is_installed_while_the_engine_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     installed: list[Path] = []
     monkeypatch.setattr(

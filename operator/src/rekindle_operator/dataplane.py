@@ -53,10 +53,11 @@ class TaskReport:
 @dataclass(frozen=True, slots=True)
 class QueryReport:
     """`durable_epoch`: the newest epoch that all partitions of its sink have (`stableEpoch` in the
-    JSON)."""
+    JSON). `finished`: its input has ended, and the sink has all its results."""
 
     durable_epoch: int | None = None
     lag_s: float | None = None
+    finished: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,7 @@ class CoordinatorReport:
     """`status.dataPlane`, as the coordinator writes it."""
 
     fence: int = 0
+    generation: int | None = None  # that it runs
     tasks: Mapping[str, TaskReport] = field(default_factory=dict)
     queries: Mapping[str, QueryReport] = field(default_factory=dict)
     diverged: tuple[str, ...] = ()  # keys of slots
@@ -99,10 +101,13 @@ def read_report(raw: Mapping[str, Any]) -> CoordinatorReport:
     tasks = [_task(t) for t in _entries(raw, "tasks") if isinstance(t, Mapping)]
     return CoordinatorReport(
         fence=_integer(raw.get("fence")) or 0,
+        generation=_integer(raw.get("generation")),
         tasks={t.slot: t for t in tasks},
         queries={
             str(q.get("name")): QueryReport(
-                durable_epoch=_integer(q.get("stableEpoch")), lag_s=_number(q.get("lagSeconds"))
+                durable_epoch=_integer(q.get("stableEpoch")),
+                lag_s=_number(q.get("lagSeconds")),
+                finished=q.get("finished") is True,
             )
             for q in _entries(raw, "queries")
             if isinstance(q, Mapping)

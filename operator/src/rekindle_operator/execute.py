@@ -115,7 +115,7 @@ class Executor:
             # A task's pod is reported by the queries that wait for it.
             if not isinstance(action, CreatePod) or action.is_coordinator:
                 self._cluster.action_failed(
-                    scheduled.topology_key, _failure_key(scheduled), _describe(error)
+                    scheduled.topology_uid, _failure_key(scheduled), _describe(error)
                 )
             if not isinstance(action, CreatePod):
                 return Outcome.FAILED
@@ -145,9 +145,10 @@ class Executor:
                 self._dry_run(action)
             case CreateGenerationRecord(manifest=manifest):
                 self._create(_collection(manifest), manifest)
-            case DeleteGenerationRecord(namespace, name):
+            case DeleteGenerationRecord(namespace, name, uid):
                 path = f"/api/v1/namespaces/{namespace}/configmaps/{name}"
-                self._call("DELETE", path, none_for_status=404)
+                body: Manifest = {"preconditions": {"uid": uid}}
+                self._call("DELETE", path, body, none_for_status=(404, 409))
             case EnsureObject():
                 self._ensure(action)
             case CreatePod(refused=refused) if refused:
@@ -163,9 +164,9 @@ class Executor:
                 self._write_status(action)
             case EmitEvent():
                 self._emit(action)
-            case QuarantineNode(node, at):
+            case QuarantineNode(node, node_uid, at):
                 logger.warning("quarantined node %s: it is silent, its tasks are replaced", node)
-                self._cluster.quarantine(node, at)
+                self._cluster.quarantine(node_uid, at)
             case AvoidNode(shape, node, node_uid, pod_uid, why, cause):
                 logger.warning("pods of shape %s avoid node %s: %s", shape, node, why)
                 self._cluster.remember_unsuitable(shape, node, node_uid, pod_uid, cause)
@@ -426,8 +427,9 @@ def _failure_key(scheduled: ScheduledAction) -> str:
     """Failures of a coordinator's creation count together, although each may be of another
     incarnation."""
     action = scheduled.action
-    is_coordinator = isinstance(action, CreatePod) and action.is_coordinator
-    return scheduled.key.rpartition("-")[0] if is_coordinator else scheduled.key
+    if isinstance(action, CreatePod) and action.is_coordinator:
+        return scheduled.key.replace(action.name, action.name.rpartition("-")[0])
+    return scheduled.key
 
 
 def _has_done_nothing(error: Exception) -> bool:

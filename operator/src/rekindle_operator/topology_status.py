@@ -64,7 +64,9 @@ class ConditionEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueryEntry:
-    """`durable_epoch`: newest one that is durable in the sink; written as `stableEpoch`."""
+    """`durable_epoch`: newest one that is durable in the sink; written as `stableEpoch`. `since`:
+    when it stopped being live; empty while it is, and if it never was. `complete_until`: the time
+    up to which its results are complete; `finished_generation`: in which they are so for good."""
 
     name: str
     priority: int = 0
@@ -72,12 +74,18 @@ class QueryEntry:
     waiting_for: str = ""
     durable_epoch: int | None = None
     lag: str = ""  # like "1.5s"
+    since: str = ""
+    complete_until: str = ""
+    finished_generation: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         optional = {
             "stableEpoch": self.durable_epoch,
             "lag": self.lag or None,
             "waitingFor": self.waiting_for or None,
+            "since": self.since or None,
+            "completeUntil": self.complete_until or None,
+            "finishedGeneration": self.finished_generation,
         }
         entry = {"name": self.name, "priority": self.priority, "state": self.state}
         return entry | {key: value for key, value in optional.items() if value is not None}
@@ -264,6 +272,9 @@ def _query(raw: Mapping[str, Any]) -> QueryEntry:
         waiting_for=_text(raw, "waitingFor"),
         durable_epoch=_integer(raw.get("stableEpoch")),
         lag=_text(raw, "lag"),
+        since=_text(raw, "since"),
+        complete_until=_text(raw, "completeUntil"),
+        finished_generation=_integer(raw.get("finishedGeneration")),
     )
 
 

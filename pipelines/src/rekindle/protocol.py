@@ -299,6 +299,7 @@ class PollResponse(_Versioned):
     phase: TaskPhase
     stable_epoch: int = -1  # newest epoch in the output log
     head_epoch: int = -1  # newest epoch that time or upstreams have released
+    last_epoch: int | None = None  # of a bounded source: no later epoch has rows
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them

@@ -115,7 +115,7 @@ class ClusterCache:
         self.kubelet_probes = ProbeState(detects_own_isolation=True)
         self.pod_probes = ProbeState()
         self.kubelet_probes.reconnected = self.pod_probes.reset_timers
-        self._quarantined: dict[str, float] = {}
+        self._quarantined: dict[str, float] = {}  # by the node's uid
         self._dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self._uncreated_pods = UncreatedPods({})
         self._unsuitable = UnsuitableNodes({})
@@ -323,13 +323,13 @@ class ClusterCache:
         self._crd_missing_fields = paths
         self.request_pass()
 
-    def quarantine(self, node: str, at: float) -> None:
+    def quarantine(self, node_uid: str, at: float) -> None:
         with self._lock:
-            self._quarantined[node] = at
+            self._quarantined[node_uid] = at
 
-    def action_failed(self, topology_key: str, key: str, message: str) -> None:
+    def action_failed(self, topology_uid: str, key: str, message: str) -> None:
         with self._lock:
-            self._failures.failed(topology_key, key, message, self._clock())
+            self._failures.failed(topology_uid, key, message, self._clock())
 
     def action_succeeded(self, key: str) -> None:
         with self._lock:

@@ -197,6 +197,7 @@ def lease_view(raw: Json, seen_at: float) -> LeaseView:
         holder=str(holder),
         seen_at=seen_at,
         report_number=None if number is None else _integer(number, -1),
+        owner_uids=frozenset(str(o["uid"]) for o in meta.get("ownerReferences") or ()),
     )
 
 
@@ -206,6 +207,7 @@ def generation_record_view(raw: Json) -> GenerationRecordView:
     return GenerationRecordView(
         namespace=meta["namespace"],
         name=meta["name"],
+        uid=meta["uid"],
         version=version_of(raw),
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY, ""),
@@ -248,6 +250,7 @@ def topology_view(raw: Json) -> TopologyView:
         spec=raw.get("spec") or {},
         status=raw.get("status") or {},
         roll=_is_on((meta.get("annotations") or {}).get(names.ANNOTATION_ROLL)),
+        finalizers=tuple(str(name) for name in meta.get("finalizers") or ()),
     )
 
 

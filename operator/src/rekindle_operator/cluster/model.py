@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from rekindle.errors import Problem
-from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR
+from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR, ROLE_TASK
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.dataplane import CoordinatorReport, read_report
@@ -138,6 +138,13 @@ class PodView:
             return self
         return replace(self, topology=None, role=None, slot=None, owner_uid=None)
 
+    def as_owned_by(self, topology: str) -> PodView:
+        """Without role and slot, if its labels do not say what it is in the topology."""
+        is_task = self.role == ROLE_TASK and self.slot is not None
+        if self.topology == topology and (is_task or self.role == ROLE_COORDINATOR):
+            return self
+        return replace(self, topology=topology, role=None, slot=None)
+
     @property
     def ref(self) -> IncarnationRef:
         slot = self.slot.key if self.slot is not None else ""
@@ -158,6 +165,7 @@ class LeaseView:
     holder: str
     seen_at: float
     report_number: int | None = None
+    owner_uids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +174,7 @@ class GenerationRecordView:
 
     namespace: str
     name: str
+    uid: str
     version: int
     owner_uid: str | None
     topology: str
@@ -208,6 +217,7 @@ class TopologyView:
     spec: Mapping[str, Any]
     status: Mapping[str, Any]  # as the API server has it; `operator_status` and `report` are parsed
     roll: bool = False  # outdated running pods are to be replaced
+    finalizers: tuple[str, ...] = ()  # what its deletion waits for
     operator_status: TopologyStatus = field(init=False, compare=False, repr=False)
     report: CoordinatorReport = field(init=False, compare=False, repr=False)  # of the coordinator
 
@@ -324,7 +334,7 @@ class Snapshot:
     kubelet_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the node's uid
     pod_probes: Mapping[str, ProbeResults] = field(default_factory=dict)  # by the pod's uid
     own_node: str = ""  # where this operator runs; empty if unknown
-    quarantined: Mapping[str, float] = field(default_factory=dict)  # node -> since when
+    quarantined: Mapping[str, float] = field(default_factory=dict)  # node's uid -> since when
     dry_runs: Mapping[tuple[str, int], DryRunResult] = field(
         default_factory=dict
     )  # (uid, generation)
@@ -340,7 +350,7 @@ class Snapshot:
     failing_since: Mapping[str, float] = field(default_factory=dict)
     creating_containers_since: Mapping[str, float] = field(default_factory=dict)  # by the pod's uid
     stalled_watches: tuple[str, ...] = ()  # kinds whose watch has been silent for too long
-    failures: Mapping[str, str] = field(default_factory=dict)  # `namespace/name` -> failing action
+    failures: Mapping[str, str] = field(default_factory=dict)  # topology's uid -> failing action
     crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster: paths (`crd_fields`)
 
     def pod_age_s(self, pod: PodView, now: float) -> float:
@@ -362,15 +372,23 @@ def record_digest(text: str) -> str:
 
 
 def without_forged(snapshot: Snapshot) -> Snapshot:
-    """Pods with a forged owner count as foreign, and generation records with one are left out.
-    Anyone who may create an object can write an owner reference into it, so it belongs to a
-    topology only if its namespace and label agree."""
+    """Pods with a forged owner count as foreign, and generation records with one are left out, as
+    are Leases of a topology that had the name of another one before. Anyone who may create an
+    object can write an owner reference into it, so it belongs to a topology only if its namespace
+    agrees, and a record only if its label does too."""
     owners = {t.uid: (t.namespace, t.name) for t in snapshot.topologies}
 
-    def is_forged(owned: PodView | GenerationRecordView) -> bool:
-        claimed = owned.namespace, owned.topology
-        return owners.get(owned.owner_uid or "", claimed) != claimed
+    def owned_pod(pod: PodView) -> PodView:
+        if (owner := owners.get(pod.owner_uid or "")) is None:
+            return pod
+        namespace, name = owner
+        return pod.as_owned_by(name) if pod.namespace == namespace else pod.as_foreign()
 
-    pods = tuple(p.as_foreign() if is_forged(p) else p for p in snapshot.pods)
+    def is_forged(record: GenerationRecordView) -> bool:
+        claimed = record.namespace, record.topology
+        return owners.get(record.owner_uid or "", claimed) != claimed
+
+    pods = tuple(owned_pod(p) for p in snapshot.pods)
     generation_records = tuple(c for c in snapshot.generation_records if not is_forged(c))
-    return replace(snapshot, pods=pods, generation_records=generation_records)
+    leases = tuple(x for x in snapshot.leases if not x.owner_uids or x.owner_uids & owners.keys())
+    return replace(snapshot, pods=pods, leases=leases, generation_records=generation_records)

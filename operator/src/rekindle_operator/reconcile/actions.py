@@ -38,8 +38,11 @@ class CreateGenerationRecord:
 
 @dataclass(frozen=True, slots=True)
 class DeleteGenerationRecord:
+    """With its uid as a precondition."""
+
     namespace: str
     name: str
+    uid: str
 
 
 _ACCESS_KINDS = ("ServiceAccount", "Role", "RoleBinding")
@@ -155,6 +158,7 @@ class QuarantineNode:
     """Remember a node that is lost because it is silent, while its status is still Ready."""
 
     node: str
+    node_uid: str
     at: float
 
 
@@ -216,9 +220,11 @@ LAST = PlanRank(replica_order=2, plan_position=0)
 class TopologyActions:
     """What one topology needs in this pass; `topology_key`: `namespace/name`, or a description of
     what belongs to no topology. `ranks`: by pod name. `error`: the error of the operator that
-    stopped the decision; then it only reports."""
+    stopped the decision; then it only reports. `topology_uid`: what fails is
+    remembered by it, since another topology may have had the name."""
 
     topology_key: str
     actions: tuple[Action, ...]
     error: Exception | None = None
     ranks: Mapping[str, PlanRank] = field(default_factory=dict)
+    topology_uid: str = ""

@@ -40,6 +40,8 @@ _SHOWN_REASONS = 2
 _REFUSED = "RefusedByTask"
 _MAX_MISSED_CHECKPOINTS = 3
 _NO_REPORT = "NoReport"
+_DELETING = "Deleting"
+_FOREGROUND = "foregroundDeletion"  # the garbage collector's own finalizer
 _OTHER_PROBLEM = "CheckpointProblem"
 
 
@@ -79,6 +81,23 @@ def conditions_of(
     ]
 
 
+def conditions_of_undecided(view: TopologyView, problem: OperatorProblem) -> list[Condition]:
+    """Of a topology for which nothing can be decided."""
+    unknown = [
+        Condition(kind, "Unknown", problem.reason, problem.message)
+        for kind in ("Redundant", "Consistent")
+    ]
+    valid, available = (
+        Condition(kind, "Unknown", problem.reason, problem.message)
+        for kind in ("Valid", "Available")
+    )
+    if view.deleting:
+        available = _being_deleted(view)
+    kept = [_kept(view, kind) for kind in ("Recovering", "Checkpointed")]
+    known = [c for c in kept if c.status]
+    return [valid, available, *unknown, *known, degraded(problem), _ready(valid, available)]
+
+
 def condition_entries(
     view: TopologyView, conditions: Iterable[Condition], now: float
 ) -> list[ConditionEntry]:
@@ -107,6 +126,24 @@ def degraded(problem: OperatorProblem | None) -> Condition:
     return Condition("Degraded", "True", problem.reason, problem.message)
 
 
+def _kept(view: TopologyView, kind: str) -> Condition:
+    old = view.operator_status.condition(kind)
+    return Condition(kind, old.status, old.reason, old.message)
+
+
+def _being_deleted(view: TopologyView) -> Condition:
+    """Available, with what the deletion waits for."""
+    holders = [
+        "its pods and other objects to end (foreground deletion)"
+        if name == _FOREGROUND
+        else f"finalizer {name}"
+        for name in view.finalizers
+    ]
+    waits = f", which waits for {', '.join(holders)}" if holders else ""
+    message = f"the topology is being deleted{waits}; nothing that ends is replaced"
+    return Condition("Available", "False", _DELETING, message)
+
+
 def _ready(valid: Condition, available: Condition) -> Condition:
     both = (valid, available)
     failing = next((c for c in both if c.status == "False"), None)
@@ -118,6 +155,8 @@ def _ready(valid: Condition, available: Condition) -> Condition:
 
 def _valid(context: ReconcileContext, states: Sequence[SlotState], health: Health) -> Condition:
     generation = context.view.generation
+    if context.view.deleting and (old := _kept(context.view, "Valid")).status:
+        return old  # its deletion decides about no generation
     if context.problems:
         rest = "".join(f"; {n}" for n in (*_older_crd(context), *waiting_drains(context, states)))
         rest += _keeps_running(context)
@@ -226,14 +265,19 @@ def _refused_before(context: ReconcileContext, health: Health) -> str:
 
 
 def _available(context: ReconcileContext, health: Health) -> Condition:
+    if context.view.deleting:
+        return _being_deleted(context.view)
     if context.suspended:
         return Condition("Available", "False", "Suspended", "spec.suspend is true")
     if context.running is None:
         return Condition("Available", "False", "NotStarted", "no generation is accepted")
     not_down = (QueryState.LIVE, QueryState.UNKNOWN)
-    down = [f"{q.name} ({q.state})" for q in health.queries if q.state not in not_down]
+    down = [q for q in health.queries if q.state not in not_down]
     if down:
-        return Condition("Available", "False", "QueriesDown", "not live: " + ", ".join(down))
+        message = "not live: " + ", ".join(f"{q.name} ({q.state})" for q in down)
+        first = next((q for q in down if q.waiting_for), None)
+        message += f"; {first.name} waits for {first.waiting_for}" if first is not None else ""
+        return Condition("Available", "False", "QueriesDown", message)
     if health.is_unknown:
         return Condition("Available", "Unknown", _NO_REPORT, stale_report_message(context))
     return Condition("Available", "True", "AllQueriesLive", "every query is live")

@@ -100,6 +100,7 @@ class ReconcileContext:
     # When the coordinator's report was last known to be true, if that is too long ago to prove
     # anything; None while the report is fresh.
     report_stale_since: float | None = None
+    report_age_s: float = 0.0  # of a late one that counts in words: `with_late_report`
     max_priority: int | None = None  # that the administrator grants the namespace
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
     token: TokenDigests | None = None  # None: the topology's Secret does not exist
@@ -124,8 +125,13 @@ class ReconcileContext:
         return self.running is not None and self.running.topology.spec.suspend
 
     @property
+    def has_slots(self) -> bool:
+        """Also while it is being deleted: then they are observed, and nothing is replaced."""
+        return self.running is not None and not self.suspended
+
+    @property
     def needs_pods(self) -> bool:
-        return self.running is not None and not self.suspended and not self.view.deleting
+        return self.has_slots and not self.view.deleting
 
 
 def build_context(
@@ -314,7 +320,7 @@ def _unused_records(context: ReconcileContext, records: GenerationRecords) -> li
     pods = context.pass_inputs.snapshot.pods
     mounted = {p.generation for p in pods if p.owner_uid == context.view.uid}
     return [
-        DeleteGenerationRecord(c.namespace, c.name)
+        DeleteGenerationRecord(c.namespace, c.name, c.uid)
         for c in records.accepted[:-KEPT_GENERATIONS]
         if c.generation not in mounted
     ]
@@ -363,4 +369,10 @@ def owned_pods(context: ReconcileContext) -> list[PodView]:
 
 def coordinator_pods(context: ReconcileContext) -> list[PodView]:
     """Of all incarnations."""
-    return [p for p in owned_pods(context) if p.role == names.ROLE_COORDINATOR]
+    name = context.view.name
+    return [
+        p
+        for p in owned_pods(context)
+        if p.role == names.ROLE_COORDINATOR
+        and p.name == names.coordinator_pod_name(name, p.incarnation)
+    ]

@@ -87,6 +87,29 @@ def why_not_created(context: ReconcileContext) -> str:
     return f"API server: {uncreated.message}" if uncreated.failures >= _NOT_CREATED else ""
 
 
+def with_late_report(context: ReconcileContext) -> ReconcileContext:
+    """For what is said, not for what is done: a report counts until its coordinator would be
+    replaced for its silence, if nothing that is known speaks against it. On a busy machine renewals
+    of its Lease come late, and states would change to Unknown and back. Not if its pod is lost, or
+    a renewal since then has not confirmed the report."""
+    as_of, snapshot, now = (
+        context.report_stale_since,
+        context.pass_inputs.snapshot,
+        context.pass_inputs.now,
+    )
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    lease = _lease(context)
+    if as_of is None or newest is None or lease is None or _pod_lost(context, newest):
+        return context
+    is_its_own = lease.holder == str(newest.incarnation) == str(context.report.fence)
+    # After a pause of this process the Lease counts as seen when that ended.
+    is_renewed = lease.seen_at > max(as_of, snapshot.observing_since)
+    is_over = now - as_of > context.pass_inputs.timing.coordinator_silent_s
+    if is_over or is_renewed or not is_its_own:
+        return context
+    return replace(context, report_stale_since=None, report_age_s=now - as_of)
+
+
 def replace_coordinator(context: ReconcileContext) -> CoordinatorReplacement:
     """Keep one coordinator for a topology that runs."""
     if context.running is None or not context.needs_pods:

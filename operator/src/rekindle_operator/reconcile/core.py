@@ -35,7 +35,11 @@ from rekindle_operator.reconcile.context import (
     build_context,
     reserved_incarnations,
 )
-from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
+from rekindle_operator.reconcile.coordinator import (
+    CoordinatorReplacement,
+    replace_coordinator,
+    with_late_report,
+)
 from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
 from rekindle_operator.reconcile.moves import with_moves
@@ -62,6 +66,7 @@ from rekindle_operator.reconcile.rebalancing import (
 from rekindle_operator.reconcile.records import has_new_digest
 from rekindle_operator.reconcile.recovery_status import update_recovery
 from rekindle_operator.reconcile.replacements import (
+    end_mislabelled_pods,
     incarnations_to_reserve,
     replacements,
     surplus_replicas,
@@ -154,7 +159,10 @@ def reconcile_all(
     ]
 
     # 8. Add what belongs to no topology: quarantine, the operator's replicas, pods on lost nodes.
-    quarantined = tuple(QuarantineNode(node, now) for node in sorted(losses.newly_silent))
+    uids = {node.name: node.uid for node in snapshot.nodes}
+    quarantined = tuple(
+        QuarantineNode(name, uids[name], now) for name in sorted(losses.newly_silent & uids.keys())
+    )
     deletions = tuple(delete_lost_operator_replicas(snapshot, losses, now, settings))
     return [
         TopologyActions("", quarantined),
@@ -195,9 +203,10 @@ def report_undecided(
     if generations is None:
         generations = view.operator_status.generations
     status = failed_status(view, problem, now, generations, missing)
-    if view.deleting or status == operator_fields(view.status):
-        return TopologyActions(view.key, ())
+    if status == operator_fields(view.status):
+        return TopologyActions(view.key, (), topology_uid=view.uid)
     accepts_generation = has_new_digest(view, generations or {})
+    urgent = without_per_epoch_fields(status) != without_per_epoch_fields(view.status)
     write = WriteStatus(
         view.namespace,
         view.name,
@@ -205,17 +214,18 @@ def report_undecided(
         view.version,
         view.status,
         status,
-        urgent=True,
+        urgent=urgent,
         accepts_generation=accepts_generation,
     )
-    return TopologyActions(view.key, (write,))
+    return TopologyActions(view.key, (write,), topology_uid=view.uid)
 
 
 def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     context, record_actions = build_context(view, pass_inputs)
     moves = moves_in_progress(context, observe_slots(context))
     moved = with_moves(context, moves.replicas, moves.leaving)
-    states = keep_partners(context, roll_next(context, moved.states))
+    rolled = moved.states if view.deleting else roll_next(context, moved.states)
+    states = keep_partners(context, rolled)
     return ObservedTopology(
         context, tuple(record_actions), states, moved.superseded, moves.replicas, moves.given_up
     )
@@ -226,7 +236,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
     coordinator = replace_coordinator(context)
     plan_input = PlanInput(
         context,
-        states,
+        () if context.view.deleting else states,
         replacements(context, states, coordinator.refused),
         surplus_replicas(context, states),
     )
@@ -276,7 +286,8 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        return TopologyActions(key, needs.observed.record_actions)
+        report = (*_report(needs, plan), *needs.observed.record_actions)
+        return TopologyActions(key, report, topology_uid=context.view.uid)
 
     # 1. What pods need, and the coordinator, which does not wait for the plan.
     actions: list[Action] = [*ensure_objects(context)]
@@ -295,6 +306,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
     # 4. Pods that are no longer needed.
     actions += [r.delete for r in replaced if r.delete is not None]
+    actions += end_mislabelled_pods(context)
     if context.suspended:
         actions += suspend_pods(context)
     else:
@@ -303,14 +315,16 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
     plan_order = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
     order = ranks(plan_input, plan_order) | {a.name: FIRST for a in coordinator.create}
-    return TopologyActions(key, tuple(actions), ranks=order)
+    return TopologyActions(key, tuple(actions), ranks=order, topology_uid=context.view.uid)
 
 
 def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
-    """Status, if it differs, and Events."""
+    """Status, if it differs, and Events: none while the topology is being deleted, since nothing
+    that ends then is a loss."""
     plan_input, coordinator = needs.plan_input, needs.coordinator
-    context, states = plan_input.context, plan_input.states
+    context = with_late_report(plan_input.context)
     view = context.view
+    states = needs.observed.states if view.deleting else plan_input.states
     taken = dict(incarnations_to_reserve(plan_input.replacements))
     if coordinator.incarnation is not None:
         taken[COORDINATOR_KEY] = coordinator.incarnation
@@ -322,7 +336,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     with_lost = (*states, *needs.observed.superseded)
     recovery = update_recovery(context, with_lost, health, plan) if running else None
     incarnations = reserved_incarnations(context, taken)
-    rebalancing = update_rebalancing(context, states, needs.observed.given_up)
+    rebalancing = update_rebalancing(plan_input.context, states, needs.observed.given_up)
     problem = _operator_problem(context)
     built = build_status(context, states, health, recovery, rebalancing, incarnations, problem)
     actions: list[Action] = []
@@ -347,6 +361,8 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
                 accepts_generation=accepts_generation,
             )
         )
+    if view.deleting:
+        return actions
     result = PassResult(context, states, plan, built.status, coordinator, needs.observed.superseded)
     return [*actions, *build_events(result)]
 
@@ -359,7 +375,7 @@ def _operator_problem(context: ReconcileContext) -> OperatorProblem | None:
         kinds = ", ".join(snapshot.stalled_watches)
         message = f"no watch events or bookmarks from the API server for {kinds}"
         return OperatorProblem("WatchStalled", message)
-    failure = snapshot.failures.get(context.view.key)
+    failure = snapshot.failures.get(context.view.uid)
     return OperatorProblem("ActionFailed", failure) if failure else None
 
 
@@ -373,7 +389,7 @@ def _report_failure(
     record_actions = observed.record_actions if observed is not None else ()
     generations = observed.context.generations if observed is not None else None
     report = report_undecided(view, problem, now, missing, generations).actions
-    return TopologyActions(view.key, (*report, *record_actions), error)
+    return TopologyActions(view.key, (*report, *record_actions), error, topology_uid=view.uid)
 
 
 def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:

@@ -8,19 +8,23 @@ Design: docs/operations.md#events.
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import assert_never
 
+from rekindle import names
+from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
-from rekindle_operator.reconcile.health import coordinator_without_node
-from rekindle_operator.reconcile.phases import QueryChange, query_changes
+from rekindle_operator.reconcile.health import REASON_LIMIT, coordinator_without_node
+from rekindle_operator.reconcile.phases import QueryChange, query_changes, was_live
 from rekindle_operator.reconcile.sidecars import failing_sidecars
-from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.reconcile.slots import SlotState, mislabelled_pods
 from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.topology_status import (
@@ -78,6 +82,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_image(result),
         *_lost_nodes(result),
         *_replaced_tasks(result),
+        *_mislabelled_pods(result),
         *_moves(result),
         *_waiting_drains(result),
         *_rebalancing(result),
@@ -86,6 +91,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_start_problems(result),
         *_failing_sidecars(result),
         *_without_node(result),
+        *_blocked_queries(result),
         *_coordinator(result),
         *_redundancy(result),
         *_operator_problem(result),
@@ -137,15 +143,25 @@ def _image(result: PassResult) -> Iterator[EventText]:
 
 
 def _lost_nodes(result: PassResult) -> Iterator[EventText]:
+    """Those that this recovery has not had yet, or on which more is lost: they came back."""
     entry, before = result.newest_recovery, result.previous_recovery
     known = before.lost_nodes if before.started_at == entry.started_at else ()
+    lost_nodes = result.context.pass_inputs.losses.lost_nodes
+    taken, reserved = result.new.incarnations, result.old.incarnations
+    on_node: dict[str, list[SlotState]] = defaultdict(list)
+    for state in (*result.states, *result.superseded):
+        if state.pod is not None and state.pod.node is not None:
+            on_node[state.pod.node].append(state)
     for node in entry.lost_nodes:
-        if node not in known:
-            states = (*result.states, *result.superseded)
-            lost = [s for s in states if s.pod is not None and s.pod.node == node]
-            why = result.context.pass_inputs.losses.lost_nodes.get(node, "is lost")
-            note = f"node {node} {why}; tasks on it: {_names(lost)}"
-            yield EventText(_WARNING, "NodeLost", "Assess", note, f"{entry.started_at} {node}")
+        keys = [s.slot.key for s in on_node[node] if node in lost_nodes]
+        if node in known and not any(taken.get(k, 0) > reserved.get(k, 0) for k in keys):
+            continue
+        note = (
+            f"node {node} {lost_nodes.get(node, 'is lost')}; tasks on it: {_names(on_node[node])}"
+        )
+        pods = sorted(s.pod.uid for s in on_node[node] if s.pod is not None)
+        dedup_key = " ".join((entry.started_at, node, *pods))
+        yield EventText(_WARNING, "NodeLost", "Assess", note, dedup_key)
 
 
 def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
@@ -163,6 +179,16 @@ def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
             who = "its successor goes on in its place" if is_moving else "its partner takes over"
             note = f"{state.name}: {state.loss.value}; {who}"
             yield EventText(_WARNING, "TakeOver", "Replace", note, dedup_key)
+
+
+def _mislabelled_pods(result: PassResult) -> Iterator[EventText]:
+    for pod in mislabelled_pods(result.context):
+        if not pod.terminating:
+            note = (
+                f"pod {pod.name} on {pod.node or 'no node'} belongs to the topology, and its "
+                f"labels {names.OWN_PREFIX}* do not say what it is in it: it is ended and replaced"
+            )
+            yield EventText(_WARNING, "PodMislabelled", "Replace", note, pod.uid)
 
 
 def _moves(result: PassResult) -> Iterator[EventText]:
@@ -245,24 +271,25 @@ def readable(density: float) -> str:
 
 
 def _queries(result: PassResult) -> Iterator[EventText]:
-    generation = result.context.view.generation
-    recovery_id = result.newest_recovery.started_at or f"generation {generation}"
-    known_down = {q.name for q in result.previous_recovery.queries if not q.live_after}
+    generation = f"generation {result.context.view.generation}"
     for query in result.new.queries.values():
         before = result.old.queries.get(query.name)
-        old_state = before.state if before is not None else None
-        if query.state is None or query.state is old_state:
+        if query.state is None or (before is not None and query.state is before.state):
             continue
-        was_live = query.name not in known_down
-        details = f"{query.name} at {recovery_id}: {query.waiting_for or 'waits for nothing'}"
-        dedup_key = f"{recovery_id} {query.name} {_incarnations(result, query.name)}"
-        for announced in query_changes(old_state, query.state, was_live, details):
-            yield _query_event(result, query, announced, dedup_key)
+        since = query.since or (before.since if before is not None else "")
+        details = f"{query.name} since {since}: {query.waiting_for or 'waits for nothing'}"
+        # Each loss has its own Events: it has another time.
+        dedup_key = f"{since or generation} {query.name} {_incarnations(result, query.name)}"
+        old_state = before.state if before is not None else None
+        is_known_live = before is not None and was_live(result.old, before)
+        for announced in query_changes(old_state, query.state, is_known_live, details):
+            yield _query_event(result, query, announced, since, dedup_key)
 
 
 def _query_event(
-    result: PassResult, query: QueryEntry, announced: QueryChange, dedup_key: str
+    result: PassResult, query: QueryEntry, announced: QueryChange, since: str, dedup_key: str
 ) -> EventText:
+    """`since`: when it was lost, or stopped being live; empty: it never was live."""
     match announced:
         case QueryChange.LOST:
             note = f"{query.name} (priority {query.priority}) is down: it waits for "
@@ -274,10 +301,8 @@ def _query_event(
             note = f"{query.name} goes on without an input; it waits for {query.waiting_for}"
             return EventText(_WARNING, announced, "Assess", note, dedup_key)
         case QueryChange.LIVE:
-            live_after = next(
-                (q.live_after for q in result.newest_recovery.queries if q.name == query.name), ""
-            )
-            took = f", {live_after} after the loss" if live_after else ""
+            took_s = result.context.pass_inputs.now - parse_time(since)
+            took = f", {max(took_s, 0.0):.1f}s after the loss" if since else ""
             return EventText(
                 _NORMAL, announced, "Recover", f"{query.name} is live{took}", dedup_key
             )
@@ -328,8 +353,39 @@ def _failing_sidecars(result: PassResult) -> Iterator[EventText]:
             yield EventText(_WARNING, "SidecarFailing", "Start", text, dedup_key)
 
 
+def _blocked_queries(result: PassResult) -> Iterator[EventText]:
+    """What a query that is not live waits for fails, once for each cause: numbers in it may change.
+    Not what has Events of its own: containers that cannot run, and wrong definitions."""
+    for query in result.new.queries.values():
+        before = result.old.queries.get(query.name)
+        waited_for = _without_numbers(before.waiting_for if before is not None else "")
+        for state in result.states:
+            cause = _cause(result.context, state)[:REASON_LIMIT]
+            is_new = _without_numbers(cause) not in waited_for
+            if cause and is_new and cause in query.waiting_for:
+                note = f"{query.name} is {query.state}: it waits for {query.waiting_for}"
+                generation = f"generation {result.context.view.generation}"
+                dedup_key = f"{query.since or generation} {query.name} {_without_numbers(cause)}"
+                yield EventText(_WARNING, "QueryBlocked", "Assess", note, dedup_key)
+                break
+
+
+def _cause(context: ReconcileContext, state: SlotState) -> str:
+    """The problem that its task reports, or why the API server does not create its pod."""
+    if state.uncreated_pod is not None:
+        return state.refusal
+    task = context.report.task(state.slot.key, state.pod.incarnation) if state.pod else None
+    has_own_event = state.refusal or (task is not None and task.wrong_definition)
+    return task.problem if task is not None and not has_own_event else ""
+
+
+def _without_numbers(text: str) -> str:
+    return re.sub(r"[0-9]+", "0", text)
+
+
 def _incarnations(result: PassResult, query: str) -> int:
-    """Distinguishes one loss of a query from the next: the sum of its slots' incarnations."""
+    """The sum of its slots' incarnations, which distinguishes what is lost while it is down, or
+    while its results are tentative."""
     if result.context.running is None:
         return 0
     topology = result.context.running.topology

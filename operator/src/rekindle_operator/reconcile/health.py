@@ -7,21 +7,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
 from rekindle.protocol import TaskPhase
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
-from rekindle_operator.cluster.convert import rfc3339
+from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.dataplane import TaskReport
+from rekindle_operator.dataplane import QueryReport, TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.misfits import Misfits, NodeCapacity, PodToPlace
-from rekindle_operator.topology_status import QueryState
+from rekindle_operator.topology_status import QueryEntry, QueryState
 
-_REASON_LIMIT = 400
+REASON_LIMIT = 400
 _LIVE_WITHIN_EPOCHS = 10
 """How far the sink of a live query may be behind its sources, and at least `_LIVE_WITHIN_S`: while
 its upstream starts, a task receives nothing newer, and reports Live."""
@@ -84,7 +84,8 @@ Partition = tuple[str, int]
 @dataclass(frozen=True, slots=True)
 class QueryHealth:
     """`waiting_for` names what is missing; empty: nothing. `durable_epoch`: the newest one that is
-    in the sink for good; `lag_s`: how far the sink is behind the sources."""
+    in the sink for good; `complete_until`: the time up to which its results are complete; `lag_s`:
+    their age; `finished_generation`: in which its input has ended, and they are complete."""
 
     name: str
     priority: int
@@ -92,6 +93,8 @@ class QueryHealth:
     waiting_for: str = ""
     durable_epoch: int | None = None
     lag_s: float | None = None
+    complete_until: float | None = None
+    finished_generation: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +233,8 @@ def _query(
             what = _NOT_CREATED
     if over_namespace_limit:
         reasons.insert(0, _OVER_NAMESPACE_LIMIT)
-    report = context.report.queries.get(query.name)
-    lag_s = report.lag_s if report and context.report_stale_since is None else None
+    found = _with_progress(context, query)
+    lag_s = _reported_lag_s(context, query.name)
     queried = context.running.topology.queried_segment(query).id
     has_output = all(s is ReplicaState.LIVE for (of, _), s in needed.items() if of == queried)
     missing = _missing_inputs(context, [s for s in states if _is_needed(s, needed)], names)
@@ -239,21 +242,67 @@ def _query(
         waiting_for = "; ".join(
             filter(None, (missing, _waiting_for(context, worst, what, worst_names, reasons)))
         )
-        durable_epoch = report.durable_epoch if report else None
-        state = QueryState.TENTATIVE
-        return QueryHealth(query.name, query.priority, state, waiting_for, durable_epoch, lag_s)
+        return _with_lag(
+            context, replace(found, state=QueryState.TENTATIVE, waiting_for=waiting_for)
+        )
     is_behind = lag_s is not None and lag_s > _live_within_s(context, query.name)
     if worst is ReplicaState.LIVE and is_behind:
         worst, worst_names = ReplicaState.CATCHING_UP, [f"the sink of {query.name}"]
         what = _WAITING_FOR[worst]
+    waiting_for = _waiting_for(context, worst, what, worst_names, reasons)
+    return _with_lag(context, replace(found, state=_QUERY_STATE[worst], waiting_for=waiting_for))
+
+
+def _with_progress(context: ReconcileContext, query: QuerySpec) -> QueryHealth:
+    """How far its results are. A new coordinator knows less than the status until tasks respond."""
+    assert context.running is not None
+    report = context.report.queries.get(query.name) or QueryReport()
+    before = context.last_status.queries.get(query.name) or QueryEntry(query.name)
+    epochs = [e for e in (report.durable_epoch, before.durable_epoch) if e is not None]
+    generation = context.running.generation
+    is_finished = report.finished and context.report.generation == generation
+    is_finished |= before.finished_generation == generation
+    durable_epoch = max(epochs, default=None)
     return QueryHealth(
-        name=query.name,
-        priority=query.priority,
-        state=_QUERY_STATE[worst],
-        waiting_for=_waiting_for(context, worst, what, worst_names, reasons),
-        durable_epoch=report.durable_epoch if report else None,
-        lag_s=lag_s,
+        query.name,
+        query.priority,
+        QueryState.WAITING,
+        durable_epoch=durable_epoch,
+        complete_until=_complete_until(context, durable_epoch),
+        finished_generation=generation if is_finished else None,
     )
+
+
+def _complete_until(context: ReconcileContext, durable_epoch: int | None) -> float | None:
+    """The end of an epoch, as sources release it. Of a query without any result: when it could
+    begin to have some."""
+    assert context.running is not None
+    if durable_epoch is None:
+        return None
+    origin = parse_time(context.view.creation_timestamp)
+    if durable_epoch < 0:
+        accepted_at = context.last_status.condition("Valid").last_transition_time
+        return max(origin, parse_time(accepted_at))
+    return origin + (durable_epoch + 1) * context.running.topology.spec.epoch_interval / 1e6
+
+
+def _reported_lag_s(context: ReconcileContext, query: str) -> float | None:
+    report = context.report.queries.get(query)
+    return report.lag_s if report and context.report_stale_since is None else None
+
+
+def _with_lag(context: ReconcileContext, query: QueryHealth) -> QueryHealth:
+    """The coordinator measures the lag of a live query by the clocks of its sources. It does not
+    know that of a query without sources that run."""
+    reported = _reported_lag_s(context, query.name)
+    if query.finished_generation is not None:
+        return replace(query, lag_s=0.0)
+    if query.state is QueryState.LIVE and reported is not None:
+        return replace(query, lag_s=reported + context.report_age_s)
+    ages = [reported] if reported is not None else []
+    if query.complete_until is not None:
+        ages.append(max(0.0, context.pass_inputs.now - query.complete_until))
+    return replace(query, lag_s=max(ages, default=None))
 
 
 def _missing_inputs(
@@ -310,7 +359,7 @@ def coordinator_without_node(context: ReconcileContext) -> str:
     empty = {name: NodeCapacity(node, node.allocatable) for name, node in usable.items()}
     why = Misfits(empty).why(PodToPlace.of_pod(pod))
     why = why or (f"scheduler: {pod.placement_failure}" if pod.placement_failure else "")
-    return "a node for the coordinator" + (f" ({why[:_REASON_LIMIT]})" if why else "")
+    return "a node for the coordinator" + (f" ({why[:REASON_LIMIT]})" if why else "")
 
 
 def _is_needed(state: SlotState, needed: Container[Partition]) -> bool:
@@ -332,10 +381,12 @@ def _waiting_for(
 ) -> str:
     if worst is ReplicaState.LIVE:
         return ""
+    if context.view.deleting:
+        return "nothing: the topology is being deleted"
     more = " ..." if len(names) > _SHOWN_PARTITIONS else ""
     shown = ", ".join(names[:_SHOWN_PARTITIONS]) + more
     if worst is ReplicaState.UNKNOWN:
         return f"{stale_report_message(context)}; the state of {shown} is unknown"
-    detail = f" ({reasons[0][:_REASON_LIMIT]})" if reasons else ""
+    detail = f" ({reasons[0][:REASON_LIMIT]})" if reasons else ""
     coordinator = coordinator_without_node(context)
     return f"{what} {shown}{detail}" + (f"; {coordinator}" if coordinator else "")

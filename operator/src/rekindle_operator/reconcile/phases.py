@@ -16,7 +16,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from rekindle.transitions import InvalidTransition
-from rekindle_operator.topology_status import QueryState, TopologyPhase
+from rekindle_operator.topology_status import (
+    QueryEntry,
+    QueryState,
+    TopologyPhase,
+    TopologyStatus,
+)
 
 
 class SlotPhase(StrEnum):
@@ -111,7 +116,7 @@ _FROM_LIVE: Mapping[QueryState, Changes] = {
     QueryState.RESTORING: (QueryChange.LOST, QueryChange.RESTORING),
     QueryState.CATCHING_UP: (QueryChange.RESTORING,),
     QueryState.TENTATIVE: (QueryChange.TENTATIVE,),
-    QueryState.LIVE: (QueryChange.LIVE,),  # after its state was unknown
+    QueryState.LIVE: (),  # after its state was unknown
 }
 
 QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
@@ -127,12 +132,16 @@ QUERY_TRANSITIONS: Mapping[QueryState | None, Mapping[QueryState, Changes]] = {
 
 
 def query_changes(
-    before: QueryState | None, after: QueryState, was_live: bool, details: str
+    before: QueryState | None, after: QueryState, is_known_live: bool, details: str
 ) -> Changes:
-    """`was_live`: whether an `Unknown` query was live when it was last known."""
+    """`is_known_live`: whether an `Unknown` query was live when it was last known."""
     if before is after:
         return ()
-    row = _FROM_LIVE if before is QueryState.UNKNOWN and was_live else QUERY_TRANSITIONS.get(before)
+    row = (
+        _FROM_LIVE
+        if before is QueryState.UNKNOWN and is_known_live
+        else QUERY_TRANSITIONS.get(before)
+    )
     if row is None or after not in row:
         raise InvalidTransition(f"a query that was {before} cannot become {after}: {details}")
     return row[after]
@@ -148,6 +157,13 @@ BEFORE_RUNNING: frozenset[TopologyPhase | None] = frozenset(
     }
 )
 """Phases of a topology with queries that were not live yet since it was created or resumed."""
+
+
+def was_live(status: TopologyStatus, query: QueryEntry) -> bool:
+    """Whether a query of this status is live, or was when it was last known."""
+    if query.state is not QueryState.UNKNOWN:
+        return query.state is QueryState.LIVE
+    return not query.since and status.phase not in BEFORE_RUNNING
 
 
 def phase_when_unknown(before: TopologyPhase | None) -> TopologyPhase:

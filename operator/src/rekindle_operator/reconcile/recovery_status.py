@@ -38,13 +38,14 @@ def update_recovery(
     """Of a topology that runs."""
     assert context.running is not None
     now, old = context.pass_inputs.now, context.last_status.recovery
-    has_losses = any(_is_loss(s) for s in states)
+    # What ends while the topology is being deleted is not replaced.
+    has_losses = any(_is_loss(s) for s in states) and not context.view.deleting
     entry = old.newest if old.newest is not None and not old.newest.finished_at else None
     if entry is None and not has_losses:
         return RecoveryStatus(history=old.history)
     earlier = old.history if entry is None else old.history[1:]
     entry = _updated(context, entry or RecoveryEntry(started_at=rfc3339(now)), states, health)
-    if context.suspended or (not has_losses and _is_over(context, states, entry)):
+    if not context.needs_pods or (not has_losses and _is_over(context, states, entry)):
         finished = replace(entry, finished_at=rfc3339(now))
         return RecoveryStatus(history=(finished, *earlier)[:HISTORY])
     order = _order(context, old.plan, health, plan)

@@ -16,7 +16,7 @@ from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
-from rekindle_operator.reconcile.slots import SlotState, has_diverged, task_pods
+from rekindle_operator.reconcile.slots import SlotState, has_diverged, mislabelled_pods, task_pods
 from rekindle_operator.recovery.losses import Loss, LossAssessment, loss_of_pod
 from rekindle_operator.resources.task import task_pod
 
@@ -158,6 +158,15 @@ def unneeded_pods(
         elif (newest := current[pod.slot]) is not None and pod.name != newest.name:
             found.append(_delete(pod, losses, _SHORT_GRACE_S, "a newer incarnation exists"))
     return found
+
+
+def end_mislabelled_pods(context: ReconcileContext) -> list[Action]:
+    losses, why = context.pass_inputs.losses, "its labels do not say what it is in its topology"
+    return [
+        replace(_delete(p, losses, _SHORT_GRACE_S, why), is_replaced=True)
+        for p in mislabelled_pods(context)
+        if not p.terminating
+    ]
 
 
 def suspend_pods(context: ReconcileContext) -> list[Action]:

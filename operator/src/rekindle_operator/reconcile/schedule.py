@@ -34,6 +34,7 @@ from rekindle_operator.reconcile.actions import (
     TopologyActions,
     WriteStatus,
 )
+from rekindle_operator.resources.common import Manifest
 
 
 class ActionOrder(IntEnum):
@@ -50,7 +51,8 @@ class ActionOrder(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledAction:
-    """`key` is the identity of the action, the same in each pass; `after`: keys of actions that
+    """`key` is the identity of the action, the same in each pass, with the UID of its object or of
+    the topology that it is for; `after`: keys of actions that
     must have been done before, if they are in the same pass; `topology_key`: of `TopologyActions`,
     which limits the number of workers for one topology; `rank`: of the pod in the plan."""
 
@@ -60,6 +62,7 @@ class ScheduledAction:
     order: ActionOrder
     rank: PlanRank
     after: tuple[str, ...] = ()
+    topology_uid: str = ""
 
     @property
     def namespace(self) -> str:
@@ -91,7 +94,8 @@ def _scheduled(decision: TopologyActions) -> Iterator[ScheduledAction]:
         needed = order is ActionOrder.PREPARE and _is_waited_for(action)
         rank = most_urgent if needed else _own_rank(decision, action)
         after = _after(action, decision.actions, status)
-        yield ScheduledAction(decision.topology_key, action, key_of(action), order, rank, after)
+        key, uid = decision.topology_key, decision.topology_uid
+        yield ScheduledAction(key, action, key_of(action), order, rank, after, uid)
 
 
 def _is_waited_for(action: Action) -> bool:
@@ -173,18 +177,25 @@ def key_of(action: Action) -> str:
         case DryRun():
             return f"{kind} {action.uid} {action.generation}"
         case CreateGenerationRecord():
-            return f"{kind} {action.namespace}/{action.manifest['metadata']['name']}"
+            name = action.manifest["metadata"]["name"]
+            return f"{kind} {action.namespace}/{name} {_owner_uid(action.manifest)}"
         case EnsureObject():
-            return f"{kind} {action.kind} {action.namespace}/{action.name}"
-        case CreatePod() | DeleteGenerationRecord():
-            return f"{kind} {action.namespace}/{action.name}"
-        case DeletePod() | OpenGate() | WriteStatus():
+            uid = _owner_uid(action.manifest)
+            return f"{kind} {action.kind} {action.namespace}/{action.name} {uid}"
+        case CreatePod():
+            return f"{kind} {action.namespace}/{action.name} {action.ref.topology_uid}"
+        case DeletePod() | OpenGate() | WriteStatus() | DeleteGenerationRecord():
             return f"{kind} {action.namespace}/{action.name} {action.uid}"
         case EmitEvent():
             return f"{kind} {action.uid} {action.reason} {action.dedup_key}"
         case QuarantineNode():
-            return f"{kind} {action.node}"
+            return f"{kind} {action.node} {action.node_uid}"
         case AvoidNode():
-            return f"{kind} {action.node} {action.shape}"
+            return f"{kind} {action.node} {action.node_uid} {action.shape}"
         case _:
             assert_never(action)
+
+
+def _owner_uid(manifest: Manifest) -> str:
+    (owner,) = manifest["metadata"]["ownerReferences"]
+    return str(owner["uid"])

@@ -18,6 +18,8 @@ from rekindle_operator.cluster.model import IncarnationRef, PodView, UncreatedPo
 from rekindle_operator.reconcile.context import (
     CompiledGeneration,
     ReconcileContext,
+    coordinator_pods,
+    owned_pods,
     partition_and_replica,
 )
 from rekindle_operator.reconcile.owned import has_other_token
@@ -124,11 +126,28 @@ class SlotState:
 
 
 def task_pods(context: ReconcileContext) -> list[PodView]:
-    return [
-        p
-        for p in context.pass_inputs.snapshot.pods
-        if p.owner_uid == context.view.uid and p.role == names.ROLE_TASK and p.slot is not None
-    ]
+    segments = context.running.topology.segments if context.running is not None else ()
+    names_by_id = {s.id: s.name for s in segments}
+    tasks = (p for p in owned_pods(context) if p.role == names.ROLE_TASK)
+    return [p for p in tasks if _is_placed(context, p, names_by_id)]
+
+
+def _is_placed(context: ReconcileContext, pod: PodView, segments: Mapping[str, str]) -> bool:
+    """Whether its labels agree with its name and with the topology. `segments`: names by id."""
+    running, slot = context.running, pod.slot
+    if slot is None or not 0 < pod.generation <= context.view.generation:
+        return False
+    if slot.segment not in segments:  # of another generation
+        return running is None or pod.generation != running.generation
+    numbers = slot.partition, slot.replica, pod.incarnation
+    return pod.name == names.task_pod_name(context.view.name, segments[slot.segment], *numbers)
+
+
+def mislabelled_pods(context: ReconcileContext) -> list[PodView]:
+    """Of the topology, by their owner, and with labels that somebody has changed: nobody knows what
+    they are for, and the coordinator does not know that they exist."""
+    placed = {p.uid for p in (*task_pods(context), *coordinator_pods(context))}
+    return [p for p in owned_pods(context) if p.uid not in placed]
 
 
 class SlotPair(NamedTuple):
@@ -139,8 +158,8 @@ class SlotPair(NamedTuple):
 
 
 def observe_slots(context: ReconcileContext) -> tuple[SlotPair, ...]:
-    """Empty while the topology needs no pods."""
-    if context.running is None or not context.needs_pods:
+    """Empty while the topology has none."""
+    if context.running is None or not context.has_slots:
         return ()
     pass_inputs = context.pass_inputs
     start_failures = StartFailures(

@@ -12,15 +12,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.crd_fields import without_missing
 from rekindle_operator.dataplane import CheckpointReport
 from rekindle_operator.reconcile.conditions import (
-    Condition,
     OperatorProblem,
     condition_entries,
     conditions_of,
-    degraded,
+    conditions_of_undecided,
 )
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import (
@@ -34,6 +34,7 @@ from rekindle_operator.reconcile.phases import (
     BEFORE_RUNNING,
     next_topology_phase,
     phase_when_unknown,
+    was_live,
 )
 from rekindle_operator.reconcile.records import generation_entries, with_generation
 from rekindle_operator.reconcile.slots import SlotState
@@ -55,7 +56,7 @@ _MAX_WAITING_FOR_CHARS = 1024
 incarnation it reserves."""
 _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
-_PER_EPOCH_IN = {"queries": ("lag", "stableEpoch"), "operators": ("stableEpoch",)}
+_PER_EPOCH_IN = {"queries": ("lag", "stableEpoch", "completeUntil"), "operators": ("stableEpoch",)}
 """Fields that change with every epoch: of the status, and of the entries of its lists."""
 
 
@@ -84,7 +85,7 @@ def build_status(
     status = TopologyStatus(
         phase=_phase(context, health, kept),
         conditions={entry.type: entry for entry in entries},
-        queries={q.name: _query(q) for q in health.queries},
+        queries={q.name: _query(context, q) for q in health.queries},
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
         rebalancing=rebalancing,
@@ -106,7 +107,7 @@ def build_status(
         "checkpoint": _checkpoint(context.report.checkpoint),
     }
     if lags := [q.lag_s for q in health.queries if q.lag_s is not None]:
-        written["lag"] = f"{max(lags):.1f}s"
+        written["lag"] = _lag(max(lags))
     if not (missing := context.pass_inputs.snapshot.crd_missing_fields):
         return BuiltStatus(status, operator_fields(written))
     declared = operator_fields(without_missing(written, missing))
@@ -124,27 +125,37 @@ def failed_status(
     conditions unknown. `generations`: digests of accepted records; None if they are not known.
     `missing`: fields that the CRD lacks."""
     status = operator_fields(view.status)
-    unknown = [
-        Condition(kind, "Unknown", problem.reason, problem.message)
-        for kind in ("Valid", "Available", "Redundant", "Consistent", "Ready")
+    entries = condition_entries(view, conditions_of_undecided(view, problem), now)
+    lags = {q.name: _lag_if_undecided(q, now) for q in view.operator_status.queries.values()}
+    queries = [
+        {
+            **q,
+            "state": QueryState.UNKNOWN,
+            **({"lag": _lag(lag_s)} if (lag_s := lags.get(q.get("name"))) is not None else {}),
+        }
+        for q in status.get("queries") or ()
     ]
-    kept = [
-        Condition(kind, old.status, old.reason, old.message)
-        for kind in ("Recovering", "Checkpointed")
-        if (old := view.operator_status.conditions.get(kind)) is not None
-    ]
-    entries = condition_entries(view, [*unknown, *kept, degraded(problem)], now)
-    queries = [{**q, "state": QueryState.UNKNOWN} for q in status.get("queries") or ()]
     changed: dict[str, Any] = {
-        "phase": phase_when_unknown(view.operator_status.phase),
+        "phase": TopologyPhase.DELETING
+        if view.deleting
+        else phase_when_unknown(view.operator_status.phase),
         "conditions": [entry.to_json() for entry in entries],
         "queriesLive": f"0/{len(queries)}",
     }
+    if known := [lag_s for lag_s in lags.values() if lag_s is not None]:
+        changed["lag"] = _lag(max(known))
     if generations is not None:
         listed = with_generation(generations, view.generation)
         changed["generations"] = generation_entries(listed)
     written = {**status, **changed, **({"queries": queries} if queries else {})}
     return operator_fields(without_missing(written, missing))
+
+
+def _lag_if_undecided(query: QueryEntry, now: float) -> float | None:
+    """It grows while nothing is decided; None: it is not known, as in the last status."""
+    if query.finished_generation is not None:
+        return 0.0
+    return max(0.0, now - parse_time(query.complete_until)) if query.complete_until else None
 
 
 def operator_fields(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -201,7 +212,7 @@ def _observed_phase(
     return TopologyPhase.STARTING if is_starting else TopologyPhase.DEGRADED
 
 
-def _query(query: QueryHealth) -> QueryEntry:
+def _query(context: ReconcileContext, query: QueryHealth) -> QueryEntry:
     waiting_for = query.waiting_for
     if len(waiting_for) > _MAX_WAITING_FOR_CHARS:
         waiting_for = f"{waiting_for[: _MAX_WAITING_FOR_CHARS - 4]} ..."
@@ -211,8 +222,24 @@ def _query(query: QueryHealth) -> QueryEntry:
         state=query.state,
         waiting_for=waiting_for,
         durable_epoch=query.durable_epoch,
-        lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
+        lag="" if query.lag_s is None else _lag(query.lag_s),
+        since=_not_live_since(context, query),
+        complete_until="" if query.complete_until is None else rfc3339(query.complete_until),
+        finished_generation=query.finished_generation,
     )
+
+
+def _lag(seconds: float) -> str:
+    return f"{seconds:.1f}s"
+
+
+def _not_live_since(context: ReconcileContext, query: QueryHealth) -> str:
+    before = context.last_status.queries.get(query.name)
+    if before is None or query.state is QueryState.LIVE:
+        return ""
+    if query.state is QueryState.UNKNOWN or not was_live(context.last_status, before):
+        return before.since
+    return rfc3339(context.pass_inputs.now)
 
 
 def _operators(

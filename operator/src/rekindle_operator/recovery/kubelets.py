@@ -169,7 +169,7 @@ def _is_avoided(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) 
 
 def _was_quarantined(node: NodeView, snapshot: Snapshot, now: float, timing: Timing) -> bool:
     """Such a node may work again, or be lost again; only probes show it soon."""
-    return now - snapshot.quarantined.get(node.name, -inf) < timing.quarantine_s
+    return now - snapshot.quarantined.get(node.uid, -inf) < timing.quarantine_s
 
 
 def _has_responded_recently(results: ProbeResults, now: float, timing: Timing) -> bool:

@@ -124,12 +124,12 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
     # A quarantine ends early if since then its readiness has changed, or its kubelet, a task
     # or a coordinator on it has responded.
     quarantined = {
-        name
-        for name, at in snapshot.quarantined.items()
-        if name in nodes
+        node.name
+        for node in snapshot.nodes
+        if (at := snapshot.quarantined.get(node.uid)) is not None
         and now - at < timing.quarantine_s
-        and snapshot.readiness_seen_at.get(nodes[name].uid, at) <= at
-        and last_response_at(nodes[name], snapshot) <= at
+        and snapshot.readiness_seen_at.get(node.uid, at) <= at
+        and last_response_at(node, snapshot) <= at
     } - evidence.alive_nodes
     with_credible_report = [
         p

@@ -220,7 +220,8 @@ class TaskReport:
 class QueryReport:
     name: str
     durable_epoch: int  # written by every partition's sink
-    lag_s: float
+    lag_s: float | None  # None: no source has released an epoch to this coordinator
+    finished: bool | None = None  # True: its input has ended, and its sink has all results
 
 
 @dataclass(frozen=True, slots=True)

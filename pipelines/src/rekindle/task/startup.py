@@ -254,6 +254,7 @@ class Startup:
             config.ref.partition,
         )
         self._store.require_same_input(node, source.input_files)
+        self._status.last_epoch = source.last_epoch
         return SourceInputs(
             source,
             state.epoch + 1,

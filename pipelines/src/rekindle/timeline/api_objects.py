@@ -1,8 +1,9 @@
 """Builds a topology's history from its objects in the cluster: status, Events and nodes. Pure.
 
 Events have times of the operator's clock and are kept for an hour; older recoveries come from
-`status.recovery.history`, which has the last ten. A query's name is the first word of its Events.
-Events do not distinguish Restoring from CatchingUp: both are drawn as Restoring.
+`status.recovery.history`, which has the last ten, and the newest loss of a query from its `since`.
+A query's name is the first word of its Events. Events do not distinguish Restoring from CatchingUp:
+both are drawn as Restoring.
 """
 
 from __future__ import annotations
@@ -158,6 +159,7 @@ def _changes(
         (q for q in status.get("queries") or () if q.get("name") in names),
         key=lambda q: -int(q.get("priority") or 0),
     )
+    since = {str(q.get("name")): read_time(q.get("since")) for q in status.get("queries") or ()}
     changes: list[StateChange] = []
     for name in (str(q["name"]) for q in by_priority):
         of_query = [m for m in moments if m.query == name]
@@ -170,7 +172,10 @@ def _changes(
                 state = moment.state
                 changes.append(StateChange((moment.at - began).total_seconds(), name, state))
         if states_now[name] and _differs(state, states_now[name]):
-            changes.append(StateChange((now - began).total_seconds(), name, states_now[name]))
+            # Without an Event of its loss, as after an hour: the status says since when it is down.
+            lost = since[name] if state == "Live" else None
+            at = max(lost or now, later[-1].at if later else began)
+            changes.append(StateChange((at - began).total_seconds(), name, states_now[name]))
     return changes
 
 

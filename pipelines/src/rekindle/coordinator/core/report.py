@@ -84,18 +84,24 @@ class SourceHeads:
     have computed it, and clocks differ. A query can have an epoch only when each source that it
     reads has released it, so its lag counts from the slowest clock among those. The head of a
     source that has stopped does not follow its clock, so it is ignored; if all have stopped, the
-    lag counts from the newest head of any source."""
+    lag counts from the newest head of any source, and grows: the next epoch is due all the same."""
 
     def __init__(self) -> None:
         self._newest = HeadHistory()
         self._partitions: dict[Partition, HeadHistory] = {}
+        self._last: dict[Partition, int] = {}  # epochs that may have rows, of bounded sources
 
     @property
     def head(self) -> int:
         return self._newest.head
 
-    def advanced(self, partition: Partition, epoch: int, now: float) -> None:
-        """A replica of the partition has released this epoch."""
+    def advanced(
+        self, partition: Partition, epoch: int, now: float, last_epoch: int | None = None
+    ) -> None:
+        """A replica of the partition has released this epoch; `last_epoch`: no later one has
+        rows."""
+        if last_epoch is not None:
+            self._last[partition] = last_epoch
         self._newest.advanced(epoch, now)
         known = self._partitions.setdefault(partition, HeadHistory(_MAX_PARTITION_HEADS))
         known.advanced(epoch, now)
@@ -103,11 +109,18 @@ class SourceHeads:
     def keep(self, partitions: Collection[Partition]) -> None:
         """Forget partitions that a new generation does not have."""
         self._partitions = {p: h for p, h in self._partitions.items() if p in partitions}
+        self._last = {p: epoch for p, epoch in self._last.items() if p in partitions}
+
+    def is_finished(self, sources: Iterable[Partition], durable_epoch: int) -> bool:
+        """Whether all input of these sources is known to have ended before this epoch, in which
+        windows close."""
+        last = [self._last.get(p) for p in sources]
+        return all(epoch is not None and epoch < durable_epoch for epoch in last)
 
     def lag_s(
         self, sources: Iterable[Partition], durable_epoch: int, now: float, interval_s: float
     ) -> float:
-        """The lag of a query that reads these sources."""
+        """The lag of a query that reads these sources; 0 before any source released an epoch."""
         stopped_s = max(_STOPPED_S, _STOPPED_EPOCHS * interval_s)
         known = (h for p in sources if (h := self._partitions.get(p)) is not None)
         ages = (
@@ -116,7 +129,10 @@ class SourceHeads:
             if now - h.advanced_at < stopped_s
         )
         lag_s = min(ages, default=None)
-        return self._newest.age_s(durable_epoch, now, interval_s) if lag_s is None else lag_s
+        if lag_s is not None or self.head == NO_EPOCH:
+            return lag_s or 0.0
+        due_at = self._newest.advanced_at + (durable_epoch + 1 - self.head) * interval_s
+        return max(self._newest.age_s(durable_epoch, now, interval_s), now - due_at, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +234,9 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
             durable = _durable_epoch(query, segment, inputs)
             sources, interval_s = inputs.graph.sources[segment.id], inputs.generation.interval_s
             lag_s = inputs.heads.lag_s(sources, durable, now, interval_s)
-            reports.append(QueryReport(query, durable, round(lag_s, 1)))
+            finished = inputs.heads.is_finished(sources, durable) or None
+            known_lag_s = round(lag_s, 1) if inputs.heads.head != NO_EPOCH else None
+            reports.append(QueryReport(query, durable, known_lag_s, finished))
     return tuple(sorted(reports, key=lambda report: report.name))
 
 

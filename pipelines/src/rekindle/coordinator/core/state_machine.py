@@ -243,7 +243,8 @@ class Coordinator:
             self._end_discovery_if_due(now)
             self._update_derived()
         if self._is_source(event.slot):
-            self._heads.advanced(partition_of(event.slot), response.head_epoch, now)
+            partition = partition_of(event.slot)
+            self._heads.advanced(partition, response.head_epoch, now, response.last_epoch)
         self._compare(event.slot, response)
         effects = self._assign_restore(task)
         # The partner gets both in its next poll.

@@ -100,7 +100,14 @@ def data_plane_document(report: Report) -> Json:
         "store": report.store,
         "checkpoint": asdict(report.checkpoint) if report.checkpoint is not None else None,
         "queries": [
-            {"name": q.name, "stableEpoch": q.durable_epoch, "lagSeconds": q.lag_s}
+            _without_none(
+                {
+                    "name": q.name,
+                    "stableEpoch": q.durable_epoch,
+                    "lagSeconds": q.lag_s,
+                    "finished": q.finished,
+                }
+            )
             for q in report.queries
         ],
     }

@@ -112,6 +112,7 @@ class TaskStatus:
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is still fetched
         self.fetch: FetchView | None = None  # while state is fetched
+        self.last_epoch: int | None = None  # of a bounded source: no later epoch has rows
         self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
         self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
         self.movement: Callable[[], MovementReport] | None = None
@@ -270,6 +271,7 @@ class TaskStatus:
         progress = {
             "stable_epoch": components.log.last,
             "head_epoch": components.inputs.head(),
+            "last_epoch": self.last_epoch,
             "log_base": components.log.base,
             "digests": {e: digest for e, (digest, _) in computed.items()},
             "chained": {e: chained for e, (_, chained) in computed.items()},
