@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import assert_never
 
+from rekindle.topology.changes import compare
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
@@ -118,12 +119,22 @@ def _validity(result: PassResult) -> Iterator[EventText]:
     if is_same or new.reason == "Checking":
         return
     if new.status == "True":
-        yield EventText(_NORMAL, "Accepted", "Validate", new.message, f"{generation}")
+        yield _accepted(result.context, new.message)
     elif new.status == "Unknown":
         yield EventText(_WARNING, new.reason, "Validate", new.message, f"{generation}")
     else:
         dedup_key = f"{generation} {new.message}"
         yield EventText(_WARNING, "Invalid", "Validate", new.message, dedup_key)
+
+
+def _accepted(context: ReconcileContext, message: str) -> EventText:
+    """With what an edit does to the operators, before their tasks are replaced."""
+    dedup_key = f"{context.view.generation}"
+    if context.running is None or context.previous is None:
+        return EventText(_NORMAL, "Accepted", "Validate", message, dedup_key)
+    changes = compare(context.previous.topology, context.running.topology)
+    note = f"{message}; {changes.summary()}"
+    return EventText(changes.loses_results, "Accepted", "Validate", note, dedup_key)
 
 
 def _image(result: PassResult) -> Iterator[EventText]:
