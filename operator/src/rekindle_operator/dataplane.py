@@ -16,6 +16,7 @@ from typing import Any
 
 from rekindle.identity import UNREPORTED_STREAM_PROTOCOL
 from rekindle.protocol import CheckpointProblemKind, ConsistencyState, TaskPhase
+from rekindle_operator.topology_status import MissingEntry, read_missing
 
 _STABLE = ConsistencyState.STABLE.value
 
@@ -57,6 +58,7 @@ class QueryReport:
 
     durable_epoch: int | None = None
     lag_s: float | None = None
+    missing: tuple[MissingEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,9 @@ def read_report(raw: Mapping[str, Any]) -> CoordinatorReport:
         tasks={t.slot: t for t in tasks},
         queries={
             str(q.get("name")): QueryReport(
-                durable_epoch=_integer(q.get("stableEpoch")), lag_s=_number(q.get("lagSeconds"))
+                durable_epoch=_integer(q.get("stableEpoch")),
+                lag_s=_number(q.get("lagSeconds")),
+                missing=read_missing(q),
             )
             for q in _entries(raw, "queries")
             if isinstance(q, Mapping)

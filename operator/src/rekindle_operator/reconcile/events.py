@@ -82,6 +82,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_rebalancing(result),
         *_recovery(result),
         *_queries(result),
+        *_missing_results(result),
         *_start_problems(result),
         *_coordinator(result),
         *_redundancy(result),
@@ -295,6 +296,18 @@ def _query_event(
             )
         case _:
             assert_never(announced)
+
+
+def _missing_results(result: PassResult) -> Iterator[EventText]:
+    for query in result.new.queries.values():
+        known = result.old.queries[query.name].missing if query.name in result.old.queries else ()
+        for missing in query.missing:
+            if missing not in known:
+                note = (
+                    f"query {query.name}: {missing}, because generation {missing.since} began anew"
+                )
+                dedup_key = f"{query.name} {missing.since} {missing.from_epoch}"
+                yield EventText(_WARNING, "ResultsMissing", "Assess", note, dedup_key)
 
 
 def _start_problems(result: PassResult) -> Iterator[EventText]:

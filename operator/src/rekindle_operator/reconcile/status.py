@@ -84,7 +84,7 @@ def build_status(
     status = TopologyStatus(
         phase=_phase(context, health, kept),
         conditions={entry.type: entry for entry in entries},
-        queries={q.name: _query(q) for q in health.queries},
+        queries={q.name: _query(q, context) for q in health.queries},
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
         rebalancing=rebalancing,
@@ -201,7 +201,7 @@ def _observed_phase(
     return TopologyPhase.STARTING if is_starting else TopologyPhase.DEGRADED
 
 
-def _query(query: QueryHealth) -> QueryEntry:
+def _query(query: QueryHealth, context: ReconcileContext) -> QueryEntry:
     waiting_for = query.waiting_for
     if len(waiting_for) > _MAX_WAITING_FOR_CHARS:
         waiting_for = f"{waiting_for[: _MAX_WAITING_FOR_CHARS - 4]} ..."
@@ -212,6 +212,7 @@ def _query(query: QueryHealth) -> QueryEntry:
         waiting_for=waiting_for,
         durable_epoch=query.durable_epoch,
         lag="" if query.lag_s is None else f"{query.lag_s:.1f}s",
+        missing=report.missing if (report := context.report.queries.get(query.name)) else (),
     )
 
 

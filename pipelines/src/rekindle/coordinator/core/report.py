@@ -10,7 +10,7 @@ Design: docs/design/coordinator.md#report.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -20,6 +20,7 @@ from rekindle.coordinator.model import (
     CheckpointProblem,
     CheckpointReport,
     Generation,
+    MissingResults,
     Partition,
     QueryReport,
     Report,
@@ -30,6 +31,7 @@ from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicat
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
+from rekindle.topology.spec import QuerySpec
 
 REPORT_INTERVAL_S = 2.0
 _MAX_HEADS = 4096
@@ -130,6 +132,7 @@ class ReportInputs:
     membership: Membership
     manifest: Manifest | None
     heads: SourceHeads
+    missing: Callable[[QuerySpec], tuple[MissingResults, ...]]
     diverged: tuple[str, ...]
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
@@ -213,12 +216,14 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
     if inputs.generation is None or inputs.graph is None:
         return ()
     reports: list[QueryReport] = []
+    specs = {query.name: query for query in inputs.generation.topology.spec.queries}
     for segment in inputs.generation.topology.segments:
         for query in segment.queries:
             durable = _durable_epoch(query, segment, inputs)
             sources, interval_s = inputs.graph.sources[segment.id], inputs.generation.interval_s
             lag_s = inputs.heads.lag_s(sources, durable, now, interval_s)
-            reports.append(QueryReport(query, durable, round(lag_s, 1)))
+            missing = inputs.missing(specs[query])
+            reports.append(QueryReport(query, durable, round(lag_s, 1), missing))
     return tuple(sorted(reports, key=lambda report: report.name))
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.model import Generation, Pod, Report, TaskReport
+from rekindle.coordinator.model import Generation, MissingResults, Pod, Report, TaskReport
 from rekindle.errors import RekindleError
 from rekindle.topology.model import Slot, Topology
 
@@ -101,6 +101,7 @@ def data_plane_document(report: Report) -> Json:
         "checkpoint": asdict(report.checkpoint) if report.checkpoint is not None else None,
         "queries": [
             {"name": q.name, "stableEpoch": q.durable_epoch, "lagSeconds": q.lag_s}
+            | ({"missing": [_missing(m) for m in q.missing]} if q.missing else {})
             for q in report.queries
         ],
     }
@@ -141,6 +142,16 @@ def status_patch(namespace: str, name: str, uid: str, document: Mapping[str, Any
         "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
         "status": {"dataPlane": dict(document)},
+    }
+
+
+def _missing(missing: MissingResults) -> Json:
+    times = {"from": missing.from_time, "to": missing.to_time}
+    return {
+        "fromEpoch": missing.from_epoch,
+        "toEpoch": missing.to_epoch,
+        "sinceGeneration": missing.since_generation,
+        **{name: time for name, time in times.items() if time is not None},
     }
 
 
