@@ -43,7 +43,7 @@ def spec(**more: Any) -> dict[str, Any]:
             window("daily", "both", window=of("4h"), keyBy=["origin"], partitions=2),
             window("hopping", "clean", window=of("4h", slide="1h")),
             sql("busy", "daily", sql="SELECT * FROM daily"),
-            window("weekly", "busy", window=of("12h")),
+            window("weekly", "busy", window=of("12h", slide="1h")),
         ],
         [query(f"q-{name}", name) for name in ("clean", "daily", "hopping", "busy", "weekly")],
         checkpoint={
@@ -208,7 +208,7 @@ EDITS = {
     "partitions": lambda s: s["operators"][2].update(partitions=4),
     "where": lambda s: s["operators"][0].update(sql="SELECT * FROM a WHERE n > 7"),
     "size": lambda s: s["operators"][3]["window"].update(slide="2h"),
-    "weekly": lambda s: s["operators"][5]["window"].update(size="24h"),
+    "weekly": lambda s: s["operators"][5]["window"].update(slide="2h"),
     "busy": lambda s: s["operators"][4].update(sql="SELECT * FROM daily WHERE rows > 0"),
     "source": lambda s: s["sources"][1]["files"].update(speedup=61),
     "sink": lambda s: s["queries"][1].update(query("q-daily", "daily", sink=OTHER_SINK)),
@@ -302,6 +302,20 @@ def test_a_window_that_begins_anew_waits_for_the_event_times_of_its_sources() ->
     (begun,) = world.beginnings.begun_windows(daily, 43)
     assert (begun.after_us, begun.own) == (53 * HOUR, ())
     assert world.beginnings.begun_windows(daily, 45) == ()  # a checkpoint of its own
+
+
+def test_a_window_over_one_that_began_shortly_before_lacks_its_first_windows() -> None:
+    world = started()
+    world.edit(edited("partitions"), 40)
+    world.edit(edited("partitions", "weekly"), 42)
+    world.answer()
+    ids = {name: node.id for name, node in world.generation.topology.nodes.items()}
+    assert world.manifest is not None
+    assert world.manifest.begun == {
+        **{ids[name]: 43 for name in ("daily", "busy")},
+        ids["weekly"]: 45,
+    }
+    assert world.bounds() == {ids["daily"]: 53 * HOUR, ids["weekly"]: 57 * HOUR - 1}
 
 
 def test_sources_of_an_older_release_do_not_delay_a_start() -> None:
