@@ -233,6 +233,8 @@ class ModelCluster(ModelState):
             if self.lags_s:
                 lags = self.lags_s.items()
                 report["queries"] = [{"name": n, "lagSeconds": lag_s} for n, lag_s in lags]
+            if self.missing:
+                report["queries"] = [{"name": n, "missing": [m]} for n, m in self.missing.items()]
             if self.checkpoint_epoch is not None:
                 report["checkpoint"] = {"epoch": self.checkpoint_epoch}
             if self.stream_protocol:

@@ -78,6 +78,7 @@ class ModelState:
         # Stream protocols that cannot read from each other, of the coordinator's report.
         self.stream_conflict: list[int] = []
         self.lags_s: dict[str, float] = {}  # query -> its lag in the coordinator's report
+        self.missing: dict[str, dict[str, Any]] = {}  # query -> what an edit has lost of it
         self.refused_by_kubelets = ""  # the segment whose pods kubelets refuse
         self.highest: dict[str, int] = {}  # pod base name -> newest incarnation; none comes back
         self.binding_delay_s = 0.0

@@ -576,3 +576,18 @@ def test_an_edit_back_is_compared_with_what_ran_before(running: ModelCluster) ->
     running.edit("flights", operators=flights_spec()["operators"])
     running.settle()
     assert "begin anew: delays (partitions 1 -> 2)" in accepted(running)[1]
+
+
+def test_results_that_an_edit_loses_are_in_the_status_and_an_event(running: ModelCluster) -> None:
+    missing = {"fromEpoch": 40, "toEpoch": 43, "sinceGeneration": 2, "to": "2013-01-02T00:00:00Z"}
+    running.missing = {"storm-watch": missing}
+    running.settle()
+    queries = {q["name"]: q for q in running.status()["queries"]}
+    assert queries["storm-watch"]["missing"] == [missing]
+    assert "missing" not in queries["delay-alarms"]
+    (event,) = [e for e in running.events if e.reason == "ResultsMissing"]
+    assert event.warning
+    assert event.note == (
+        "query storm-watch: its results before 2013-01-02T00:00:00Z are missing (epochs 40 to 43), "
+        "because generation 2 began anew"
+    )
