@@ -6,7 +6,7 @@ Design: docs/design/coordinator.md#new-generations.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -204,7 +204,8 @@ class Streams:
         return next(e for e in range(begun + 1, self.last + 1) if self.watermark(name, e) >= end)
 
 
-EDITS = {
+OTHER_SINK = {"files": {"url": "file:///var/lib/rekindle/other"}}
+EDITS: Mapping[str, Callable[[dict[str, Any]], object]] = {
     "partitions": lambda s: s["operators"][2].update(partitions=4),
     "where": lambda s: s["operators"][0].update(sql="SELECT * FROM a WHERE n > 7"),
     "size": lambda s: s["operators"][3]["window"].update(slide="2h"),
@@ -215,7 +216,6 @@ EDITS = {
     "back": lambda s: None,
     "priority": lambda s: s["queries"][0].update(priority=5),
 }
-OTHER_SINK = {"files": {"url": "file:///var/lib/rekindle/other"}}
 
 
 def edited(*names: str) -> dict[str, Any]:
