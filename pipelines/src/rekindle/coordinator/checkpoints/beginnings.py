@@ -42,6 +42,9 @@ class Beginnings:
         self._begun: Mapping[str, int] = {}
         self._queries: Mapping[str, QueryStart] = {}
         self._missed: Mapping[str, frozenset[MissedRows]] = {}
+        self._sources: dict[str, frozenset[str]] = {}
+        # The window whose results a stream has, as they are or row by row; None: of none, or more.
+        self._last_window: dict[str, tuple[str, Windows] | None] = {}
         self._epochs: frozenset[int] = frozenset()
         self._times: dict[str, dict[int, EventTimes]] = {}
         self._cannot_answer: set[str] = set()
@@ -54,6 +57,16 @@ class Beginnings:
         self._topology, self._begun = generation.topology, manifest.begun
         self._queries = manifest.queries
         self._missed = missed_rows(generation.topology, manifest.begun)
+        self._sources, self._last_window = {}, {}
+        for name, node in generation.topology.nodes.items():  # in topological order
+            if isinstance(node.spec, SourceSpec):
+                self._sources[name], self._last_window[name] = frozenset({name}), None
+                continue
+            self._sources[name] = frozenset().union(*(self._sources[i] for i in node.inputs))
+            above = {self._last_window[i] for i in node.inputs}
+            windows = _windows(node.spec)
+            inherited = above.pop() if len(above) == 1 else None
+            self._last_window[name] = inherited if windows is None else (name, windows)
         gaps = [gap for start in manifest.queries.values() for gap in start.gaps]
         self._epochs = frozenset(
             {m.epoch for found in self._missed.values() for m in found}
@@ -113,7 +126,7 @@ class Beginnings:
         return tuple(found)
 
     def _missing(self, name: str, gap: Gap, is_newest: bool) -> MissingResults | None:
-        sources = self._sources(name)
+        sources = self._sources[name]
         before = [self._event_times(s, gap.after) for s in sources]
         at = [self._event_times(s, gap.before - 1) for s in sources]
         written_us = min((watermark for _, watermark in before), default=NO_WATERMARK)
@@ -121,7 +134,7 @@ class Beginnings:
         newest_us = max((newest for newest, _ in at), default=NO_WATERMARK)
         if written_us == END_OF_INPUT:
             return None  # all was written
-        window = self._last_window(name)
+        window = self._last_window[name]
         if window is None:
             if gap.before - gap.after <= 1:
                 return None
@@ -155,24 +168,6 @@ class Beginnings:
     def _source_of(self, segment: Segment) -> str | None:
         node = self._topology.nodes.get(segment.nodes[0]) if self._topology is not None else None
         return node.id if node is not None and segment.is_source else None
-
-    def _sources(self, name: str) -> tuple[str, ...]:
-        assert self._topology is not None
-        node = self._topology.nodes[name]
-        if isinstance(node.spec, SourceSpec):
-            return (name,)
-        return tuple(dict.fromkeys(s for i in node.inputs for s in self._sources(i)))
-
-    def _last_window(self, name: str) -> tuple[str, Windows] | None:
-        """The window whose results a stream has, as they are or row by row; None if there is none,
-        or more than one."""
-        assert self._topology is not None
-        node = self._topology.nodes[name]
-        windows = _windows(node.spec)
-        if windows is not None:
-            return name, windows
-        found = {self._last_window(i) for i in node.inputs}
-        return found.pop() if len(found) == 1 else None
 
 
 def _windows(spec: object) -> Windows | None:
