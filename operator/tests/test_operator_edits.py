@@ -535,3 +535,58 @@ def test_an_invalid_generation_record_keeps_the_recovery_status(
         running.add_node(name, cpu_m=16_000, memory=64 << 30)
     running.settle()
     assert running.status()["phase"] == "Running"
+
+
+def accepted(cluster: ModelCluster) -> tuple[bool, str]:
+    """The newest Event of an acceptance."""
+    event = next(e for e in reversed(cluster.events) if e.reason == "Accepted")
+    return event.warning, event.note
+
+
+def test_the_event_of_an_edit_says_what_begins_anew(running: ModelCluster) -> None:
+    assert accepted(running) == (False, "generation 1 is accepted")
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    next(o for o in operators if o["name"] == "delays")["partitions"] = 1
+    running.edit("flights", operators=operators)
+    running.settle()
+    warning, note = accepted(running)
+    assert warning
+    assert note == (
+        "generation 2 is accepted; begin anew: delays (partitions 2 -> 1), alarms (reads delays, "
+        "which begins anew); keep their state: departures, weather, flown, storms, routes; will "
+        "lack results: delay-alarms (reads alarms, which begins anew)"
+    )
+
+
+def test_the_event_of_an_edit_that_loses_nothing_is_normal(running: ModelCluster) -> None:
+    running.edit("flights", replicas=2)
+    running.settle()
+    assert accepted(running) == (
+        False,
+        "generation 2 is accepted; all operators keep their state",
+    )
+
+
+def test_an_edit_back_is_compared_with_what_ran_before(running: ModelCluster) -> None:
+    operators = [dict(o) for o in flights_spec()["operators"]]
+    next(o for o in operators if o["name"] == "delays")["partitions"] = 1
+    running.edit("flights", operators=operators)
+    running.settle()
+    running.edit("flights", operators=flights_spec()["operators"])
+    running.settle()
+    assert "begin anew: delays (partitions 1 -> 2)" in accepted(running)[1]
+
+
+def test_results_that_an_edit_loses_are_in_the_status_and_an_event(running: ModelCluster) -> None:
+    missing = {"fromEpoch": 40, "toEpoch": 43, "sinceGeneration": 2, "to": "2013-01-02T00:00:00Z"}
+    running.query_reports = {"storm-watch": {"missing": [missing]}}
+    running.settle()
+    queries = {q["name"]: q for q in running.status()["queries"]}
+    assert queries["storm-watch"]["missing"] == [missing]
+    assert "missing" not in queries["delay-alarms"]
+    (event,) = [e for e in running.events if e.reason == "ResultsMissing"]
+    assert event.warning
+    assert event.note == (
+        "query storm-watch: its results before 2013-01-02T00:00:00Z are missing (epochs 40 to 43), "
+        "because generation 2 began anew"
+    )

@@ -10,7 +10,7 @@ from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.connectors.input_identity import InputFile
-from rekindle.connectors.source import SourceCut, SourceSummary
+from rekindle.connectors.source import EventTimes, SourceCut, SourceSummary
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import SinkRefused, SourceFailed, StoreError
 from rekindle.protocol import SinkAssignment, TaskRef
@@ -79,6 +79,9 @@ class Rows:
             self.fails -= 1
             raise SourceFailed("the file cannot be read")
         return SourceCut(pa.table({"n": [epoch] * self.per_epoch}, schema=SCHEMA), epoch * 10)
+
+    def event_times(self, epoch: int) -> EventTimes:
+        return EventTimes(epoch * 10, epoch * 10)
 
     def next_epoch_to_cut(self, epoch: int) -> int | None:
         return epoch

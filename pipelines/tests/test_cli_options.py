@@ -23,6 +23,10 @@ NAME = ["", "A", "a/b", "a b", "-a", "a?", "..", "a" * 254, NOT_UTF8]
 PATH = ["", NOT_UTF8]
 REFUSED = {
     ("validate", "FILE"): [""],
+    ("validate", "--against"): [""],
+    ("validate", "--namespace"): NAME,
+    ("validate", "--kubeconfig"): [""],
+    ("validate", "--context"): [""],
     ("graph", "FILE"): [""],
     ("graph", "--format"): ["", "0", "gif", NOT_UTF8],
     ("graph", "--output"): [""],

@@ -64,6 +64,21 @@ def test_the_recovery_has_its_plan_and_the_reason_for_it() -> None:
     assert recovery.plan_message.startswith("storm-watch waits for capacity (profit density 132)")
 
 
+def test_what_a_query_lacks_since_an_edit_is_shown() -> None:
+    observed = Observed("running")
+    query = observed.status["queries"][0]
+    epochs = {"fromEpoch": 40, "toEpoch": 43, "sinceGeneration": 2}
+    times = {"from": "2010-02-13T00:00:00Z", "to": "2010-02-21T00:00:00Z"}
+    query["missing"] = [epochs | times, epochs]
+    view = next(q for q in view_of(observed).queries if q.name == query["name"])
+    assert view.missing == (
+        "lacks results from 2010-02-13T00:00:00Z to 2010-02-21T00:00:00Z (epochs 40 to 43), since "
+        "generation 2 began anew",
+        "lacks results of epochs 40 to 43, since generation 2 began anew",
+    )
+    assert "lacks results of epochs 40 to 43" in text_of(observed)
+
+
 def test_a_plan_of_an_older_recovery_is_not_shown() -> None:
     observed = Observed("lost")
     for event in observed.events:

@@ -71,6 +71,22 @@ def test_rows_fall_into_epochs_by_event_time_and_are_sorted_stably(tmp_path: Pat
     assert watermarks == [first, first, second, second, third, END_OF_INPUT, END_OF_INPUT]
 
 
+def test_event_times_are_those_of_all_rows_through_an_epoch(tmp_path: Path) -> None:
+    url = csv(
+        tmp_path,
+        "a,1,2013-01-01T00:00:00Z",
+        "b,1,2013-01-01T03:00:00Z",
+        "late,1,2013-01-01T01:00:00Z",
+    )
+    source = source_of(tmp_path, url, lateness="30m", orderBy=None)
+    hour = 3600 * SECOND
+    newest = [T0_US, T0_US, T0_US, T0_US + 3 * hour, T0_US + 3 * hour]
+    assert [source.event_times(e).newest_us for e in range(5)] == newest
+    assert source.event_times(-1).newest_us == NO_WATERMARK
+    for epoch in range(5):
+        assert source.event_times(epoch).watermark == source.cut(epoch).watermark
+
+
 def test_an_input_without_rows_ends_at_once(tmp_path: Path) -> None:
     source = source_of(tmp_path, csv(tmp_path))
     assert source.last_epoch == NO_EPOCH

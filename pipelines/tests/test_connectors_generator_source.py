@@ -160,6 +160,20 @@ def test_the_watermark_bounds_the_event_times_that_follow() -> None:
     assert generator(schema, {"n": "sequence"}).cut(0).watermark == NO_WATERMARK
 
 
+def test_event_times_bound_all_rows_through_an_epoch() -> None:
+    source = generator(
+        columns={**COLUMNS, "t": "timestamp(2013-01-01 00:00:00, 900ms)"}, lateness="5s"
+    )
+    newest = NO_WATERMARK
+    for epoch in range(5):
+        cut = source.cut(epoch)
+        newest = max(newest, pc.max(cut.rows.column("t").cast(pa.int64())).as_py())
+        times = source.event_times(epoch)
+        assert newest <= times.newest_us == cut.watermark + 5_000_000
+        assert times.watermark == cut.watermark
+    assert source.event_times(-1).newest_us == NO_WATERMARK
+
+
 def test_a_bounded_generator_ends() -> None:
     source = generator(rows=2500)
     assert source.last_epoch == 2

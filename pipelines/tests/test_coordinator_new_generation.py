@@ -16,6 +16,7 @@ from rekindle.arrow_types import arrow_schema
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
+from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.new_generation import (
     checkpoint_epoch_at_or_after,
     empty_entry,
@@ -23,9 +24,10 @@ from rekindle.coordinator.checkpoints.new_generation import (
 )
 from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
 from rekindle.coordinator.tasks.graph import build_graph
+from rekindle.protocol import BegunWindow
 from rekindle.streams.epochs import EpochBatch
 from rekindle.topology.kinds.files import FilesSinkSpec
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Segment, Slot
 from rekindle_testing.fixtures.coordinator_parts import SCHEMA, SimulatedSegment, make_generation
 
 pytestmark = pytest.mark.simulated
@@ -403,3 +405,38 @@ def test_epochs_after_the_checkpoint_are_written_once(tmp_path: Path) -> None:
     assert world.store[-1].queries["q-both"].epoch < written
     begins = [opened_sink(world, tmp_path, Slot("both-2", p, 0)).last_epoch() + 1 for p in (0, 1)]
     assert begins == [checkpoint_epoch_at_or_after(written, world.interval_epochs) + 1] * 2
+
+
+def test_a_new_definition_starts_once_its_source_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = BegunWindow(operator="op-both-2", after_us=7)
+    answered: list[str] = []
+
+    def begun_windows(_: Beginnings, segment: Segment, epoch: int) -> tuple[BegunWindow, ...]:
+        if segment.id != "both-2":
+            return ()
+        if not answered:
+            raise Unanswered("src")
+        return (begun,)
+
+    monkeypatch.setattr(Beginnings, "begun_windows", begun_windows)
+    monkeypatch.setattr(
+        Beginnings, "epochs_to_ask", lambda _, segment: (11,) if segment.is_source else ()
+    )
+    world, _, new = edited()
+    world.start_task(new)
+    world.kill(Slot("src", 0, 0))
+    world.kill(Slot("src", 0, 1))
+    world.poll_rounds(8)
+    assert next_polls(world)[new].restore is None
+    assert any("wait for source src" in p for p in world.reports[-1]["problems"])
+    world.start_task(Slot("src", 0, 0))
+    world.run_epochs(1)
+    assert next_polls(world)[Slot("src", 0, 0)].event_times_of == (11,)
+    assert next_polls(world)[new].event_times_of == ()
+    answered.append("src")
+    world.poll_rounds(2)
+    restore = next(p.restore for p in world.tasks[new].polls if p.restore is not None)
+    assert restore.begun == (begun,)
+    assert not any("wait for source" in p for p in world.reports[-1]["problems"])

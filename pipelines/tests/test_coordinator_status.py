@@ -13,6 +13,7 @@ from rekindle.coordinator.model import (
     CheckpointProblem,
     CheckpointReport,
     GarbageCollected,
+    MissingResults,
     PollAnswered,
     QueryReport,
     Report,
@@ -86,7 +87,9 @@ def test_epochs_that_no_task_wrote_are_not_reported() -> None:
 
 def _filled(kind: type[T]) -> T:
     """An object without fields that are None."""
-    values = {"str": "x", "int": 1, "bool": True, "float": 1.0, "tuple[str,": ("x",)}
+    values: dict[str, object] = {"str": "x", "int": 1, "bool": True, "float": 1.0}
+    values["tuple[str,"] = ("x",)
+    values["tuple[MissingResults,"] = (MissingResults(1, 2, 3, "x", "x"),)
     return kind(**{f.name: values[str(f.type).split(" ")[0]] for f in fields(kind)})  # type: ignore[arg-type]
 
 

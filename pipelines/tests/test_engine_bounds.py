@@ -9,7 +9,7 @@ import pytest
 from engine_fixtures import topology
 
 from rekindle.connectors.input_identity import InputFile
-from rekindle.connectors.source import SourceCut, SourceSummary
+from rekindle.connectors.source import EventTimes, SourceCut, SourceSummary
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.engine.memory import (
     DEFAULT_LIMIT_BYTES,
@@ -66,6 +66,9 @@ class WideSource:
     def cut(self, epoch: int) -> SourceCut:
         self.cuts.append(epoch)
         return SourceCut(wide(epoch, 1000).inputs[0], 0)
+
+    def event_times(self, epoch: int) -> EventTimes:
+        return EventTimes(epoch * 10, epoch * 10)
 
     def close(self) -> None:
         pass

@@ -46,6 +46,14 @@ def handler(status: TaskStatus) -> PollHandler:
     return PollHandler(REF, status.response)
 
 
+def test_a_source_responds_with_the_event_times_that_are_requested(status: TaskStatus) -> None:
+    handler = PollHandler(
+        REF, status.response, event_times=lambda epochs: {e: (10 * e, 9 * e) for e in epochs}
+    )
+    assert handler.poll(poll(event_times_of=(3, 7))).event_times == {3: (30, 27), 7: (70, 63)}
+    assert handler.poll(poll()).event_times == {}
+
+
 def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
     assert handler.poll(poll(4)).fence == 4
     with pytest.raises(PollRefused) as refused:

@@ -11,12 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from log_parts import SCHEMA, batch, open_log
+from task_world import Rows
 from test_task_moving_pieces import bytes_of, some_pieces
 
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import State
 from rekindle.errors import StoreError
-from rekindle.protocol import RestorePoint, TaskRef
+from rekindle.protocol import BegunWindow, RestorePoint, TaskRef
 from rekindle.streams.log import OutputLog
 from rekindle.task import startup
 from rekindle.task.core.start import StartStepSucceeded
@@ -134,6 +135,35 @@ def test_a_late_installation_leaves_the_log_of_a_running_task_alone(
     (log,) = running
     assert [b.epoch for b in log.read(2, 1)] == [2]
     assert open_log(config.log_directory).last == 2
+
+
+@pytest.mark.parametrize(("own", "first"), [(((7, 5),), 101), (((7, 31), (6, 0)), 102), ((), 101)])
+def test_a_window_that_begins_anew_knows_from_where_on_it_has_all_rows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    own: tuple[tuple[int, int], ...],
+    first: int,
+) -> None:
+    config: Any = SimpleNamespace(segment=SimpleNamespace(replicas=2))
+    store: Any = SimpleNamespace(restore=lambda point: (TaskState(7, 1, State({})), None))
+    chain: Future[Any] = Future()
+    chain.set_result(SimpleNamespace(match_columns=lambda state: state))
+    engine: Any = SimpleNamespace(chain=chain)
+    status: Any = SimpleNamespace()
+    started = Startup(config, store, engine, status)
+
+    def opened(self: Startup) -> StartStepSucceeded:
+        self._source = Rows()
+        return opened_inputs(self)
+
+    monkeypatch.setattr(Startup, "_open_inputs", opened)
+    monkeypatch.setattr(Startup, "_continue_log", lambda *_: (object(), object()))
+    begun = BegunWindow(operator="op", after_us=100, own=own)
+    started.begin(RestorePoint(epoch=7, begun=(begun,)))
+    prepared = started.advance()
+    assert prepared is not None
+    assert prepared.state.operators.operators["op"].first_live_pane_us == first
+    assert started.event_times((3,)) == {3: (30, 30)}
 
 
 def opened_inputs(self: Startup) -> StartStepSucceeded:

@@ -16,6 +16,7 @@ from typing import Any
 
 from rekindle.identity import UNREPORTED_STREAM_PROTOCOL
 from rekindle.protocol import CheckpointProblemKind, ConsistencyState, TaskPhase
+from rekindle_operator.topology_status import MissingEntry, read_missing
 
 _STABLE = ConsistencyState.STABLE.value
 
@@ -58,6 +59,7 @@ class QueryReport:
     durable_epoch: int | None = None
     lag_s: float | None = None
     finished: bool = False
+    missing: tuple[MissingEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def read_report(raw: Mapping[str, Any]) -> CoordinatorReport:
                 durable_epoch=_integer(q.get("stableEpoch")),
                 lag_s=_number(q.get("lagSeconds")),
                 finished=q.get("finished") is True,
+                missing=read_missing(q),
             )
             for q in _entries(raw, "queries")
             if isinstance(q, Mapping)

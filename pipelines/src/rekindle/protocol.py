@@ -155,11 +155,23 @@ class Partner(_Message):
     answer: PostponementAnswer | None = None
 
 
+class BegunWindow(_Message):
+    """A window operator that begins with a restore point, later than the topology: it lacks rows
+    with event times through `after_us`, and through `added_us` after the newest event time of the
+    task's own source through an epoch, for each (epoch, added_us) of `own`."""
+
+    operator: str  # operator id
+    after_us: int
+    own: tuple[tuple[int, int], ...] = ()
+
+
 class RestorePoint(_Message):
-    """Start after `epoch`, from the checkpoint entry `object` (None: empty state)."""
+    """Start after `epoch`, from the checkpoint entry `object` (None: empty state). `begun`: windows
+    whose state is not in the entry, although the topology is older."""
 
     epoch: int
     object: str | None = None
+    begun: tuple[BegunWindow, ...] = ()
 
 
 class PollRequest(_Versioned):
@@ -184,6 +196,8 @@ class PollRequest(_Versioned):
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # disputed epochs: respond with their digests too
+    # To a source: respond with the event times through these epochs.
+    event_times_of: tuple[int, ...] = ()
     disputed_digest: str | None = None  # which differ: "chained", "digest" (of an epoch) or "state"
     partner: Partner | None = None  # if it serves; only for tasks whose output may be tentative
     recompute: str | None = (
@@ -325,6 +339,9 @@ class PollResponse(_Versioned):
     missing: tuple[str, ...] = ()  # names of the missing streams that make its output tentative
     asks: Postponement | None = None  # what it asks its partner
     answer: PostponementAnswer | None = None  # its answer to what its partner asked
+    # Of a source, for the epochs of `event_times_of` in the poll, once it has opened its input: the
+    # newest event time and the watermark. None: its release does not know.
+    event_times: dict[int, tuple[int, int]] | None = None
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
     movement: MovementReport | None = None  # None: its release does not move state

@@ -17,7 +17,13 @@ from rekindle.errors import Problem
 from rekindle.topology.model import Slot, Topology
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import as_of_generation, pod_requests
-from rekindle_operator.cluster.model import PodView, Snapshot, TopologyView, record_digest
+from rekindle_operator.cluster.model import (
+    GenerationRecordView,
+    PodView,
+    Snapshot,
+    TopologyView,
+    record_digest,
+)
 from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.dataplane import CoordinatorReport
 from rekindle_operator.pod_policy import policy_problems, task_limit_problems
@@ -102,6 +108,8 @@ class ReconcileContext:
     report_stale_since: float | None = None
     report_age_s: float = 0.0  # of a late one that counts in words: `with_late_report`
     max_priority: int | None = None  # that the administrator grants the namespace
+    # The generation before `running`, while the status has not reported that that is accepted.
+    previous: CompiledGeneration | None = None
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
     token: TokenDigests | None = None  # None: the topology's Secret does not exist
 
@@ -152,6 +160,7 @@ def build_context(
         problems=acceptance.problems,
         acceptance_waits=acceptance.waits,
         generations=listed_generations(records, view.generation, acceptance.digest),
+        previous=_previous(view, acceptance.running, records),
         newer_image=_newer_image(view, acceptance.running, settings.pods),
         report_stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
@@ -248,9 +257,26 @@ def _newest_running(view: TopologyView, records: GenerationRecords) -> CompiledG
     """None also if another version of the operator accepted what this one cannot compile: its pods
     stay unchanged. If an older record were used instead, they would be deleted. Raises
     StillCompiling."""
-    if not records.accepted:
+    return _as_recorded(view, records.accepted[-1]) if records.accepted else None
+
+
+def _previous(
+    view: TopologyView, running: CompiledGeneration | None, records: GenerationRecords
+) -> CompiledGeneration | None:
+    """What the Event of an acceptance compares with. None also if that cannot be compiled."""
+    valid = view.operator_status.condition("Valid")
+    is_reported = valid.status == "True" and valid.observed_generation == view.generation
+    if running is None or running.generation != view.generation or is_reported:
         return None
-    accepted = as_of_generation(view, records.accepted[-1])
+    before = [record for record in records.accepted if record.generation < running.generation]
+    try:
+        return _as_recorded(view, before[-1]) if before else None
+    except StillCompiling:
+        return None
+
+
+def _as_recorded(view: TopologyView, record: GenerationRecordView) -> CompiledGeneration | None:
+    accepted = as_of_generation(view, record)
     match compile_spec(view.name, accepted.spec, accepted=True):
         case Compiled(topology):
             return CompiledGeneration(accepted, topology)

@@ -16,6 +16,7 @@ from math import inf
 from typing import assert_never
 
 from rekindle import names
+from rekindle.topology.changes import compare
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
@@ -88,6 +89,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_rebalancing(result),
         *_recovery(result),
         *_queries(result),
+        *_missing_results(result),
         *_start_problems(result),
         *_failing_sidecars(result),
         *_without_node(result),
@@ -128,12 +130,22 @@ def _validity(result: PassResult) -> Iterator[EventText]:
     if is_same or new.reason == "Checking":
         return
     if new.status == "True":
-        yield EventText(_NORMAL, "Accepted", "Validate", new.message, f"{generation}")
+        yield _accepted(result.context, new.message)
     elif new.status == "Unknown":
         yield EventText(_WARNING, new.reason, "Validate", new.message, f"{generation}")
     else:
         dedup_key = f"{generation} {new.message}"
         yield EventText(_WARNING, "Invalid", "Validate", new.message, dedup_key)
+
+
+def _accepted(context: ReconcileContext, message: str) -> EventText:
+    """With what an edit does to the operators, before their tasks are replaced."""
+    dedup_key = f"{context.view.generation}"
+    if context.running is None or context.previous is None:
+        return EventText(_NORMAL, "Accepted", "Validate", message, dedup_key)
+    changes = compare(context.previous.topology, context.running.topology)
+    note = f"{message}; {changes.summary()}"
+    return EventText(changes.loses_results, "Accepted", "Validate", note, dedup_key)
 
 
 def _image(result: PassResult) -> Iterator[EventText]:
@@ -308,6 +320,18 @@ def _query_event(
             )
         case _:
             assert_never(announced)
+
+
+def _missing_results(result: PassResult) -> Iterator[EventText]:
+    for query in result.new.queries.values():
+        known = result.old.queries[query.name].missing if query.name in result.old.queries else ()
+        for missing in query.missing:
+            if missing not in known:
+                note = (
+                    f"query {query.name}: {missing}, because generation {missing.since} began anew"
+                )
+                dedup_key = f"{query.name} {missing.since} {missing.from_epoch}"
+                yield EventText(_WARNING, "ResultsMissing", "Assess", note, dedup_key)
 
 
 def _start_problems(result: PassResult) -> Iterator[EventText]:

@@ -226,6 +226,7 @@ def _query(context: ReconcileContext, query: QueryHealth) -> QueryEntry:
         since=_not_live_since(context, query),
         complete_until="" if query.complete_until is None else rfc3339(query.complete_until),
         finished_generation=query.finished_generation,
+        missing=report.missing if (report := context.report.queries.get(query.name)) else (),
     )
 
 

@@ -26,7 +26,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
+from rekindle.checkpoints.manifest import Entry, EntryRef, Gap, Manifest, QueryStart
 from rekindle.objects import to_json
 
 FORMAT = 3
@@ -160,8 +160,13 @@ def decode_manifest(data: bytes, topology: str = "") -> Manifest:
     entries = {
         key: tuple(_make(EntryRef, ref) for ref in refs) for key, refs in fields["entries"].items()
     }
-    queries = {name: _make(QueryStart, start) for name, start in fields["queries"].items()}
+    queries = {name: _query_start(start) for name, start in fields["queries"].items()}
     return _make(Manifest, {**fields, "entries": entries, "queries": queries})
+
+
+def _query_start(fields: Mapping[str, Any]) -> QueryStart:
+    gaps = tuple(_make(Gap, gap) for gap in fields.get("gaps", ()))
+    return _make(QueryStart, {**fields, "gaps": gaps})
 
 
 def encode_entry(entry: Entry, topology: str = "") -> bytes:

@@ -57,23 +57,37 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """Epochs of a query that no definition writes: those after `after`, the newest one that the
+    earlier definition certainly wrote, and before `before`, the first one of the definition that
+    began with `generation`."""
+
+    after: int
+    before: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryStart:
     """The first epoch that a query writes to its sink. `identity`: its input and sink; a query of
     the same name with another identity is a different query. `definition`: hash of the identity and
     of all operators upstream, `generation`: in which the definition began; both distinguish its
-    output from that of the previous definition (`rekindle.connectors.epoch_ranges`)."""
+    output from that of the previous definition (`rekindle.connectors.epoch_ranges`). `gaps`: of
+    this name, oldest first."""
 
     epoch: int
     identity: str
     definition: str = ""
     generation: int = 0
+    gaps: tuple[Gap, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """`entries`: "<segment id>/<partition>" -> restore points, newest first; more than one if a
     consumer is further behind, whose hold pins an older one. `seq`: number of the manifest.
-    `queries`: by name. `fence`: incarnation of the coordinator that wrote it."""
+    `queries`: by name. `fence`: incarnation of the coordinator that wrote it. `begun`: by operator
+    id, the epoch after which an operator began that is younger than the topology."""
 
     seq: int
     epoch: int
@@ -82,3 +96,4 @@ class Manifest:
     time: str
     entries: Mapping[str, tuple[EntryRef, ...]]
     queries: Mapping[str, QueryStart] = field(default_factory=dict)
+    begun: Mapping[str, int] = field(default_factory=dict)

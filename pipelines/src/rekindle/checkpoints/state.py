@@ -106,7 +106,7 @@ class StateStore:
         names: dict[str, tuple[str, ...]] = {}
         layouts: dict[str, Mapping[str, Any]] = {}
         for operator, operator_state in sorted(state.operators.items()):
-            if operator_state.digest or any(True for _ in operator_state.runs()):
+            if not operator_state.is_new:
                 names[operator], layouts[operator] = self._describe(operator_state, places)
         self._remember(epoch, names)
         self._forget_before(previous.epoch if previous is not None else -1)

@@ -47,6 +47,11 @@ def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "topology", type=kubernetes_name, metavar="TOPOLOGY", help="name of a StreamTopology"
     )
+    add_kubeconfig_arguments(parser)
+
+
+def add_kubeconfig_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments for the cluster alone."""
     parser.add_argument(
         "-n", "--namespace", type=kubernetes_name, help="default: the context's, else `default`"
     )
@@ -153,7 +158,7 @@ class ClusterReader:
 
 
 def open_cluster(args: argparse.Namespace) -> ClusterReader:
-    """Open the cluster that the arguments of `add_cluster_arguments` select. Raises
+    """Open the cluster that the arguments of `add_kubeconfig_arguments` select. Raises
     RekindleError."""
     try:
         from kubernetes import client, config

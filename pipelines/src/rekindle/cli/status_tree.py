@@ -127,6 +127,8 @@ def _tree(view: StatusView, max_live_tasks: int) -> RenderableType:
         branch = tree.add(_query(query))
         if query.waiting_for:
             branch.add(Text(f"waits for {query.waiting_for}", "yellow"))
+        for missing in query.missing:
+            branch.add(Text(missing, "yellow"))
         for segment in query.segments:
             item = branch.add(_segment(segment))
             if segment.name in shown:

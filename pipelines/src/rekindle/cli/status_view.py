@@ -54,7 +54,8 @@ class SegmentLine:
 
 @dataclass(frozen=True, slots=True)
 class QueryLine:
-    """`segments`: all that it needs, sources first; empty if the spec cannot be compiled."""
+    """`segments`: all that it needs, sources first; empty if the spec cannot be compiled.
+    `missing`: results that no definition of it writes, in words."""
 
     name: str
     priority: int | None
@@ -62,6 +63,7 @@ class QueryLine:
     epoch: int | None
     lag: str
     waiting_for: str
+    missing: tuple[str, ...] = ()
     segments: tuple[SegmentLine, ...] = ()
 
 
@@ -253,10 +255,20 @@ def _queries(
                 epoch=_epoch(query.get("stableEpoch")),
                 lag=_text(query.get("lag")),
                 waiting_for=_text(query.get("waitingFor")),
+                missing=tuple(map(_missing, _mappings(query, "missing"))),
                 segments=needs,
             )
         )
     return tuple(sorted(lines, key=lambda q: (-(q.priority or 0), q.name)))
+
+
+def _missing(raw: Json) -> str:
+    """Since an edit began the query anew."""
+    begin, end = _text(raw.get("from")), _text(raw.get("to"))
+    epochs = f"epochs {_text(raw.get('fromEpoch'))} to {_text(raw.get('toEpoch'))}"
+    between = f"from {begin} to {end}" if begin else f"before {end}"
+    what = f"{between} ({epochs})" if end else f"of {epochs}"
+    return f"lacks results {what}, since generation {_text(raw.get('sinceGeneration'))} began anew"
 
 
 def _checkpoint(raw: Json) -> Checkpoint | None:

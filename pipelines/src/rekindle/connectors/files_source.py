@@ -40,7 +40,7 @@ from rekindle.connectors.prepared import (
     Rows,
     load,
 )
-from rekindle.connectors.source import SourceContext, SourceCut, SourceSummary
+from rekindle.connectors.source import EventTimes, SourceContext, SourceCut, SourceSummary
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.kinds.files import FilesSourceSpec
@@ -211,11 +211,17 @@ class FilesSource:
     def close(self) -> None:
         self._rows.close()
 
+    def event_times(self, epoch: int) -> EventTimes:
+        at = int(np.searchsorted(self._epochs, epoch, side="right")) - 1
+        return EventTimes(self._newest_us(at), self._watermark(epoch, at))
+
     def _watermark(self, epoch: int, at: int) -> int:
         if epoch > self.last_epoch:
             return END_OF_INPUT
-        newest = int(self._max_times[at]) if at >= 0 else NO_WATERMARK
-        return max(newest - self._lateness_us, NO_WATERMARK)
+        return max(self._newest_us(at) - self._lateness_us, NO_WATERMARK)
+
+    def _newest_us(self, at: int) -> int:
+        return int(self._max_times[at]) if at >= 0 else NO_WATERMARK
 
 
 def _input_of(prepared: PreparedSource) -> tuple[InputFile, ...]:

@@ -30,7 +30,7 @@ from rekindle.connectors.generator_columns import (
     column_function,
 )
 from rekindle.connectors.input_identity import InputFile
-from rekindle.connectors.source import SourceContext, SourceCut, SourceSummary
+from rekindle.connectors.source import EventTimes, SourceContext, SourceCut, SourceSummary
 from rekindle.engine.call_sizes import check_size
 from rekindle.errors import SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
@@ -168,15 +168,22 @@ class GeneratorSource:
         key = _key(self._spec.seed, name)
         return _Rows(key, first, count, self._rate.numerator, self._rate.denominator)
 
+    def event_times(self, epoch: int) -> EventTimes:
+        """The newest event time is that without jitter, which is not before it."""
+        return EventTimes(self._newest_us(epoch), self._watermark(epoch))
+
     def _watermark(self, epoch: int) -> int:
         last = self.last_epoch
         if last is not None and epoch > last:
             return END_OF_INPUT
+        return max(self._newest_us(epoch) - self._lateness_us, NO_WATERMARK)
+
+    def _newest_us(self, epoch: int) -> int:
         seen = self._first_row_of(epoch + 1)
         if self._start_us is None or not seen:
             return NO_WATERMARK
         newest = (seen - 1) * self._rate.denominator * SECOND_US // self._rate.numerator
-        return max(self._start_us + newest - self._lateness_us, NO_WATERMARK)
+        return self._start_us + newest
 
 
 def _key(seed: int, label: str) -> int:

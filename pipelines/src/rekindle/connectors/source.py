@@ -33,6 +33,15 @@ class SourceCut:
 
 
 @dataclass(frozen=True, slots=True)
+class EventTimes:
+    """`newest_us`: the newest event time of all rows through an epoch; NO_WATERMARK if there is
+    none. `watermark`: after that epoch. Microseconds UTC."""
+
+    newest_us: int
+    watermark: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSummary:
     """The number of rows of a partition, and the first and last event time of all partitions, in
     microseconds UTC. `rows` and `last_us` are None for an unbounded source; both times are None if
@@ -66,6 +75,10 @@ class ReplayableSource(Protocol):
         ...
 
     def cut(self, epoch: int) -> SourceCut: ...
+
+    def event_times(self, epoch: int) -> EventTimes:
+        """Through any epoch, also one that is not released yet; reads no rows."""
+        ...
 
     def next_epoch_to_cut(self, epoch: int) -> int | None:
         """The first epoch, `epoch` or later, that has rows or advances the watermark; None if there

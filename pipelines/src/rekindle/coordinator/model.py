@@ -217,11 +217,25 @@ class TaskReport:
 
 
 @dataclass(frozen=True, slots=True)
+class MissingResults:
+    """Results of a query that no definition of it has written since a generation. Epochs are
+    inclusive. `from_time`, `to_time`: RFC 3339; of windows, the starts of the first one that is
+    missing and of the first one that is not; else the event times of rows. None: not known."""
+
+    from_epoch: int
+    to_epoch: int
+    since_generation: int
+    from_time: str | None = None
+    to_time: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class QueryReport:
     name: str
     durable_epoch: int  # written by every partition's sink
     lag_s: float | None  # None: no source has released an epoch to this coordinator
     finished: bool | None = None  # True: its input has ended, and its sink has all results
+    missing: tuple[MissingResults, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

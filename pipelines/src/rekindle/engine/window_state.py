@@ -7,6 +7,9 @@ the panes of windows that close. A pane is the left fold of its epochs, a window
 in a constant order, so one call over many epochs gives the same bits as one call for each epoch.
 That makes released output recoverable without saving state first.
 
+Windows that begin before `OperatorState.first_live_pane_us` are not written: they are closed, or
+the operator's definition began after them, so that rows of them may be missing (`begins_after`).
+
 Design: docs/design/engine.md#windows, docs/design/determinism.md.
 Paper: FlameStream (Trofimov et al. 2019), section V.
 """
@@ -96,6 +99,8 @@ def advance(
     closed windows that do not fit into memory. Raises DiskFull.
     """
     rows, late, null_event_time = _split_dropped(shape, partials)
+    if rows is not None:
+        rows = _of_live_panes(rows, state.first_live_pane_us)
     ordered = None if rows is None else _by_epoch(shape, rows)
     closed = ExternalSort(shape.closed_schema, [EPOCH, PANE, *shape.key_names], files)
     for part in _split_call(shape, ordered, watermarks):
@@ -105,6 +110,14 @@ def advance(
     if ordered is not None:
         state = compact(shape.run_shape, state)
     return AdvanceResult(state, closed.sorted(), late, null_event_time)
+
+
+def begins_after(state: OperatorState, us: int) -> OperatorState:
+    """The state of an operator that lacks rows with event times through `us`, and no later ones:
+    windows that begin then or before are not written."""
+    return replace(
+        state, first_live_pane_us=max(state.first_live_pane_us, min(us, END_OF_PANES - 1) + 1)
+    )
 
 
 def match_columns(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
@@ -150,6 +163,15 @@ def _split_dropped(
         partials = partials.filter(pa.array(kept))
     rows = partials if partials.num_rows else None
     return rows, int(counts[late].sum()), int(counts[untimed].sum())
+
+
+def _of_live_panes(rows: pa.Table, first_us: int) -> pa.Table | None:
+    """The rows of panes whose windows are all written, or still can be. No other row is in a
+    window that is written."""
+    live = rows.column(PANE).to_numpy() >= first_us
+    if live.all():
+        return rows
+    return rows.filter(pa.array(live)) if live.any() else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +259,7 @@ def _close(
     pane_us, count = shape.assigner.pane_us, shape.assigner.panes_per_window
     before, after = part[0][1], part[-1][2]
     first_panes = closing_windows(state.panes, pane_us, count, before, after)
+    first_panes = first_panes[first_panes >= -(-state.first_live_pane_us // pane_us)]
     if not len(first_panes):
         return state
     watermarks_after = np.array([w for _, _, w in part], dtype=np.int64)

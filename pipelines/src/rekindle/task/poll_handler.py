@@ -9,7 +9,7 @@ Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from rekindle.engine.version import engine_version
 from rekindle.identity import Identity
@@ -27,9 +27,12 @@ class PollHandler:
         make_response: Callable[[int], PollResponse],
         identity: Identity | None = None,
         fence_file: FenceFile | None = None,
+        event_times: Callable[[Sequence[int]], Mapping[int, tuple[int, int]]] = lambda epochs: {},
     ) -> None:
+        """`event_times`: through these epochs, of a source that is open."""
         self._identity = identity or Identity()
         self._make_response = make_response
+        self._event_times = event_times
         self._lock = threading.Lock()
         self._fence_file = fence_file
         self._stored_fence = fence_file.read() if fence_file is not None else NO_FENCE
@@ -48,6 +51,7 @@ class PollHandler:
                 "topology": self._identity.topology,
                 "engine": engine_version(),
                 "contained": contained,
+                "event_times": dict(self._event_times(poll.event_times_of)),
             }
         )
         if response.phase is TaskPhase.FAILED:

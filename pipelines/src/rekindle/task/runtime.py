@@ -133,7 +133,13 @@ class TaskRuntime:
         )
         self._core = SupervisorCore(self.status.boot_id)
         fences = FenceFile(config.data, config.uid, config.ref)
-        self.polls = PollHandler(config.ref, self.status.response, config.identity, fences)
+        self.polls = PollHandler(
+            config.ref,
+            self.status.response,
+            config.identity,
+            fences,
+            lambda epochs: self._startup.event_times(epochs),
+        )
         self._control = ControlServer(
             config.bind,
             CONTROL_PORT,

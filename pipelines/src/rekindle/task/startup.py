@@ -18,11 +18,12 @@ from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
+from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
 from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
-from rekindle.protocol import RestorePoint, TaskProblem, Upstream
+from rekindle.protocol import BegunWindow, RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog, fetched_bytes
@@ -99,12 +100,15 @@ class Startup:
         self._installed: Installed | None = None
         self._installing = threading.Lock()  # held while a thread opens or writes the log
         self._begun = False
+        self._begun_windows: tuple[BegunWindow, ...] = ()
+        self._source: ReplayableSource | None = None
         self.fetch: Fetch | None = None
         """Of the restored state; None if nothing has to be fetched."""
 
     def begin(self, point: RestorePoint) -> None:
         """Raises the error that prevents the start, as does `advance`."""
         self._begun = True
+        self._begun_windows = point.begun
         self._step(StartRequested(point))
 
     def begin_moved(self, installed: Installed) -> None:
@@ -138,6 +142,14 @@ class Startup:
         self._upstreams = upstreams
         if self._inputs is not None:
             self._inputs.route(upstreams)
+
+    def event_times(self, epochs: Sequence[int]) -> dict[int, tuple[int, int]]:
+        """Newest event time and watermark of the source, if the task has opened one; called by any
+        thread."""
+        if self._source is None:
+            return {}
+        times = ((epoch, self._source.event_times(epoch)) for epoch in epochs)
+        return {epoch: (found.newest_us, found.watermark) for epoch, found in times}
 
     def advance(self) -> Prepared | None:
         """Retry a step that is due. Returns the result, once all steps have succeeded."""
@@ -198,6 +210,9 @@ class Startup:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
         state = replace(restored, operators=chain.match_columns(restored.operators))
+        state = state.begun_after(
+            {begun.operator: self._bound(begun) for begun in self._begun_windows}
+        )
         moved, written_through = self._installed, state.epoch
         self._state = self._installed = None  # they would keep runs that the task drops later
         if moved is not None:
@@ -211,6 +226,11 @@ class Startup:
         output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
         self._inputs.attach(output)
         return replace(started, branched=self._inputs, output=output)
+
+    def _bound(self, begun: BegunWindow) -> int:
+        """The event time through which a window lacks rows."""
+        own = self.event_times([epoch for epoch, _ in begun.own])
+        return max([begun.after_us, *(own[epoch][0] + added_us for epoch, added_us in begun.own)])
 
     def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
         log = self._open_log(chain)
@@ -255,6 +275,7 @@ class Startup:
         )
         self._store.require_same_input(node, source.input_files)
         self._status.last_epoch = source.last_epoch
+        self._source = source
         return SourceInputs(
             source,
             state.epoch + 1,

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.checkpoints.new_generation import start_generation
+from rekindle.coordinator.checkpoints.new_generation import Written, start_generation
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
 from rekindle.coordinator.model import (
@@ -63,7 +63,8 @@ _NO_MANIFEST = (
 @dataclass(frozen=True, slots=True)
 class CommitInputs:
     """Inputs of a proposal. `running`: partitions that a checkpoint waits for; `started`: tasks
-    that were given a restore point; `head_epoch`: the newest epoch that any task knows."""
+    that were given a restore point; `head_epoch`: the newest epoch that any task knows;
+    `written`: what sinks were seen to have."""
 
     generation: Generation
     graph: Graph
@@ -71,6 +72,7 @@ class CommitInputs:
     running: frozenset[Partition]
     head_epoch: int
     started: tuple[str, ...] = ()
+    written: Written = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,9 +353,16 @@ class Committer:
         return not self.restorable(kept) or kept[0].epoch < self._newest_committed(partition)
 
     def _first_manifest(self, inputs: CommitInputs) -> WriteManifest:
-        started = start_generation(self.newest, inputs.generation, inputs.graph, inputs.head_epoch)
+        started = start_generation(
+            self.newest, inputs.generation, inputs.graph, inputs.head_epoch, inputs.written
+        )
         self.generation_problems = started.problems
-        manifest = replace(self._next(inputs), entries=started.entries, queries=started.queries)
+        manifest = replace(
+            self._next(inputs),
+            entries=started.entries,
+            queries=started.queries,
+            begun=started.begun,
+        )
         return WriteManifest(manifest, migrations=started.migrations)
 
     def _next(self, inputs: CommitInputs) -> Manifest:
@@ -366,6 +375,7 @@ class Committer:
             time="",
             entries=newest.entries if newest else {},
             queries=newest.queries if newest else {},
+            begun=newest.begun if newest else {},
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:

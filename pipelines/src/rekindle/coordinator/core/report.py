@@ -10,7 +10,7 @@ Design: docs/design/coordinator.md#report.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -20,6 +20,7 @@ from rekindle.coordinator.model import (
     CheckpointProblem,
     CheckpointReport,
     Generation,
+    MissingResults,
     Partition,
     QueryReport,
     Report,
@@ -30,6 +31,7 @@ from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicat
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
+from rekindle.topology.spec import QuerySpec
 
 REPORT_INTERVAL_S = 2.0
 _MAX_HEADS = 4096
@@ -146,6 +148,7 @@ class ReportInputs:
     membership: Membership
     manifest: Manifest | None
     heads: SourceHeads
+    missing: Callable[[QuerySpec], tuple[MissingResults, ...]]
     diverged: tuple[str, ...]
     inconsistent: tuple[str, ...]
     problems: tuple[str, ...]
@@ -229,6 +232,7 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
     if inputs.generation is None or inputs.graph is None:
         return ()
     reports: list[QueryReport] = []
+    specs = {query.name: query for query in inputs.generation.topology.spec.queries}
     for segment in inputs.generation.topology.segments:
         for query in segment.queries:
             durable = _durable_epoch(query, segment, inputs)
@@ -236,7 +240,8 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
             lag_s = inputs.heads.lag_s(sources, durable, now, interval_s)
             finished = inputs.heads.is_finished(sources, durable) or None
             known_lag_s = round(lag_s, 1) if inputs.heads.head != NO_EPOCH else None
-            reports.append(QueryReport(query, durable, known_lag_s, finished))
+            missing = inputs.missing(specs[query])
+            reports.append(QueryReport(query, durable, known_lag_s, finished, missing))
     return tuple(sorted(reports, key=lambda report: report.name))
 
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from rekindle.coordinator.agreement.containment import Containment
+from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
 from rekindle.coordinator.checkpoints.retention import Progress, floors, oldest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
@@ -63,7 +64,7 @@ from rekindle.coordinator.tasks.routes import (
 )
 from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Segment, Slot
 
 DISCOVERY_TIMEOUT_S = 3.0
 """How long a new coordinator waits for tasks that may run but do not respond."""
@@ -86,6 +87,7 @@ class Coordinator:
         self._wall_s = wall_s
         self._generation: Generation | None = None
         self._graph: Graph | None = None
+        self._segments: dict[str, Segment] = {}  # of the generation, by id
         self._pods_are_known = False
         self._polling_since: float | None = None
         self._discovery_ended = False
@@ -93,6 +95,9 @@ class Coordinator:
         self._isolated = False
         self._fenced = False
         self._heads = SourceHeads()
+        self._beginnings = Beginnings()
+        self._unanswered: dict[Slot, str] = {}  # tasks that wait for event times of a source
+        self._written: dict[tuple[str, str], dict[str, int]] = {}  # see `new_generation.Written`
         self._pacer = ReportPacer()
         self._problems: dict[str, str] = {}
         # Derived once for each tick, not for each poll.
@@ -127,11 +132,27 @@ class Coordinator:
                 f"{silent} of {len(list(self.membership))} tasks do not respond to the coordinator "
                 "though their peers read them: its own network seems to be faulty"
             )
+        if (problem := self._start_problem()) is not None:
+            found.append(problem)
         found += self.committer.generation_problems
         found += (problem.message for problem in self.checkpoint_problems(now))
         found += self.containment.problems(self._generation)
         found += mixed_engines(self._replicas).values()
         return tuple(found)
+
+    def _start_problem(self) -> str | None:
+        """Why new tasks do not start although they are polled: a source does not run."""
+        serving = {t.slot.segment for t in self.membership if t.phase.serves}
+        running = {s.nodes[0] for s in self._segments.values() if s.id in serving}
+        waiting = {s: n for s, n in self._unanswered.items() if n not in running}
+        if not waiting:
+            return None
+        names = sorted({self._segments[s.segment].name for s in waiting})
+        return (
+            f"{', '.join(names)} started anew with an edit: their tasks wait for source "
+            f"{' and '.join(sorted(set(waiting.values())))} to run, whose event times say which "
+            "windows have all rows"
+        )
 
     def checkpoint_problems(self, now: float) -> tuple[CheckpointProblem, ...]:
         return tuple(self.committer.problems(self._commit_inputs(), now))
@@ -176,6 +197,8 @@ class Coordinator:
                 self._pacer.mark_urgent()
                 effects = self.committer.manifest_written(manifest, self._retain(), now)
                 self.committer.keep_refusals_of(self.membership.reported_entries())
+                definitions = {start.definition for start in manifest.queries.values()}
+                self._written = {k: w for k, w in self._written.items() if k[1] in definitions}
                 self._update_derived()
                 # At once, since the next manifest may be in flight before any task responds again.
                 return effects + [e for t in self.membership for e in self._assign_restore(t)]
@@ -245,6 +268,9 @@ class Coordinator:
         if self._is_source(event.slot):
             partition = partition_of(event.slot)
             self._heads.advanced(partition, response.head_epoch, now, response.last_epoch)
+            if (segment := self._segment(event.slot)) is not None and self.ready:
+                self._beginnings.answered(segment, response.event_times)
+        self._remember_written(event.slot, response)
         self._compare(event.slot, response)
         effects = self._assign_restore(task)
         # The partner gets both in its next poll.
@@ -293,8 +319,14 @@ class Coordinator:
         refs = self.committer.restorable(manifest.entries.get(task.partition.key, ()))
         if not refs:
             return []
-        entry = oldest(refs)
-        task.assigned = RestorePoint(epoch=entry.epoch, object=entry.object)
+        entry, segment = oldest(refs), self._segment(task.slot)
+        try:
+            begun = self._beginnings.begun_windows(segment, entry.epoch) if segment else ()
+        except Unanswered as unanswered:
+            self._unanswered[task.slot] = unanswered.source
+            return []
+        self._unanswered.pop(task.slot, None)
+        task.assigned = RestorePoint(epoch=entry.epoch, object=entry.object, begun=begun)
         task.position = entry.epoch
         self._update_derived()
         return [PollNow(task.slot)]
@@ -317,6 +349,8 @@ class Coordinator:
             self._generation = generation
             self.containment.configured(generation, before=self._graph)
             self._graph = build_graph(generation.topology)
+            self._segments = {s.id: s for s in generation.topology.segments}
+            self._unanswered = {}
             self._heads.keep(self._graph.inputs)
             self._obsolete_since = now
             self._pacer.mark_urgent()
@@ -357,6 +391,19 @@ class Coordinator:
             self._floors = {}
             return
         self._floors = floors(graph, manifest, self._progress())
+        if self._generation is not None:
+            self._beginnings.update(self._generation, manifest)
+
+    def _segment(self, slot: Slot) -> Segment | None:
+        """Of the newest generation; None if it does not have it."""
+        return self._segments.get(slot.segment)
+
+    def _remember_written(self, slot: Slot, response: PollResponse) -> None:
+        """What sinks have, also when the pods of their definition are gone."""
+        key = partition_of(slot).key
+        for sink in response.sinks:
+            known = self._written.setdefault((sink.assigned.query, sink.assigned.definition), {})
+            known[key] = max(sink.durable, known.get(key, NO_EPOCH))
 
     def _progress(self) -> Progress:
         """The positions of tasks, the entries that they load, and the holds of newcomers."""
@@ -372,6 +419,7 @@ class Coordinator:
             running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
             head_epoch=self.membership.newest_epoch(),
             started=self.membership.started(),
+            written=self._written,
         )
 
     def _waits_for_obsolete_tasks(self, now: float) -> bool:
@@ -424,6 +472,7 @@ class Coordinator:
             membership=self.membership,
             manifest=self.committer.own_manifest,
             heads=self._heads,
+            missing=self._beginnings.missing,
             diverged=tuple(sorted(slot.key for slot in self.containment.comparison.diverged)),
             inconsistent=self.containment.inconsistent(self._generation, self.membership),
             problems=self.problems(now),
@@ -460,8 +509,13 @@ class Coordinator:
             self.committer.is_refused,
             self._stabilizes_in_turn,
         )
-        movement = self.movements.directive_for(task, self.membership)
-        return poll.model_copy(update={**desired.fields_of(task), "movement": movement})
+        segment = self._segment(slot)
+        update = {
+            **desired.fields_of(task),
+            "movement": self.movements.directive_for(task, self.membership),
+            "event_times_of": self._beginnings.epochs_to_ask(segment) if segment else (),
+        }
+        return poll.model_copy(update=update)
 
     @property
     def _stabilizes_in_turn(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.model import Generation, Pod, Report, TaskReport
+from rekindle.coordinator.model import Generation, MissingResults, Pod, Report, TaskReport
 from rekindle.errors import RekindleError
 from rekindle.topology.model import Slot, Topology
 
@@ -106,6 +106,7 @@ def data_plane_document(report: Report) -> Json:
                     "stableEpoch": q.durable_epoch,
                     "lagSeconds": q.lag_s,
                     "finished": q.finished,
+                    "missing": [_missing(m) for m in q.missing] or None,
                 }
             )
             for q in report.queries
@@ -148,6 +149,16 @@ def status_patch(namespace: str, name: str, uid: str, document: Mapping[str, Any
         "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
         "status": {"dataPlane": dict(document)},
+    }
+
+
+def _missing(missing: MissingResults) -> Json:
+    times = {"from": missing.from_time, "to": missing.to_time}
+    return {
+        "fromEpoch": missing.from_epoch,
+        "toEpoch": missing.to_epoch,
+        "sinceGeneration": missing.since_generation,
+        **{name: time for name, time in times.items() if time is not None},
     }
 
 

@@ -67,7 +67,8 @@ def _one_zero() -> Int64s:
 class OperatorState:
     """`folded_through`: for each page, the number of the newest delta that is folded into it;
     `pending`: how many rows of later deltas belong to it; `pending_at_restore`: how many of these
-    there were when the state was restored. `first_live_pane_us`: rows of panes before it are dead.
+    there were when the state was restored. `first_live_pane_us`: rows of panes before it are dead,
+    and windows that begin before it are not written.
     `panes`: the panes with rows, ascending. `credit`: how many rows compaction may process.
     `tree_nodes`: folds of ranges of panes (`engine.state.panes`), not saved. `digest`: chained over
     the rows of all epochs, so equal for equal states with any layout. `complete`: all runs are
@@ -98,6 +99,13 @@ class OperatorState:
     @property
     def is_empty(self) -> bool:
         return not len(self.panes)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it is as good as `EMPTY`. The state of an operator whose definition began later
+        than the topology is not, even if it has had no rows yet."""
+        has_runs = any(True for _ in self.runs())
+        return not (self.digest or has_runs or self.first_live_pane_us > BEGIN_OF_PANES)
 
     @cached_property
     def page_starts(self) -> tuple[Int64s, Int64s]:
