@@ -117,15 +117,19 @@ def _on(world: World, node: str) -> set[str]:
     return {n for n, p in world.pods("flights").items() if p.spec.node_name == node}
 
 
+def _wait_for_nodes(status: Any) -> bool:
+    queries = status["queries"]
+    is_waiting = {q["state"] for q in queries} == {"Waiting"}
+    return is_waiting and all(q["waitingFor"].startswith("a node for") for q in queries)
+
+
 def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any) -> None:
     pods = wait_for("eight gated pods", lambda: _if_count(world.pods("flights"), 8))
     assert all([g.name for g in p.spec.scheduling_gates] == [_GATE] for p in pods.values())
     assert all(not p.spec.automount_service_account_token for p in pods.values())
     assert all(p.spec.preemption_policy == "Never" for p in pods.values())
-    status = world.status("flights")
-    assert status["slots"]
-    assert {q["state"] for q in status["queries"]} == {"Waiting"}
-    assert all(q["waitingFor"].startswith("a node for") for q in status["queries"])
+    wait_for("queries that wait for a node", lambda: _wait_for_nodes(world.status("flights")))
+    assert world.status("flights")["slots"]
     record = world.core.read_namespaced_config_map("flights-g1", "operator")
     assert record.immutable
     assert json.loads(required(record.data)["topology.json"])["uid"] == flights["metadata"]["uid"]

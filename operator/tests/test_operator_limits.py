@@ -116,6 +116,13 @@ def test_a_used_up_share_delays_no_replicas_of_others() -> None:
     assert plan.over_namespace_limit == {("ns/t", "Q")}
 
 
+def test_a_pod_over_the_share_of_its_namespace_says_so() -> None:
+    nodes = shared(capacity(node("n", 9)), small=ResourceAmounts(2, 100, 10))
+    spare = replace(pod("s", 3), namespace="small")
+    plan = make_plan([], {}, [SpareReplica(spare, 1)], nodes)
+    assert "the namespace has used its share" in plan.unplaced["s"]
+
+
 def test_queries_of_a_namespace_share_its_limit() -> None:
     pods = {n: replace(pod(n, 2), namespace="small") for n in ("a", "b")} | {"c": pod("c", 2)}
     queries = [query("A", 9, "a"), query("B", 8, "b"), query("C", 1, "c")]

@@ -124,6 +124,16 @@ def test_a_query_and_the_condition_name_what_no_node_has(cluster: ModelCluster) 
     assert notes[0].endswith(": cpu 3: 1300m at most, on 4 nodes")
 
 
+def test_a_shortage_of_moments_is_not_reported(cluster: ModelCluster) -> None:
+    """Capacity of pods that are being deleted is free in a moment."""
+    cluster.add_node("a")
+    cluster.settle()
+    assert cluster.condition("Redundant")["status"] == "False"
+    assert "Unschedulable" not in cluster.event_reasons()
+    wait(cluster)
+    assert "Unschedulable" in cluster.event_reasons()
+
+
 def test_an_event_follows_a_change_of_the_reason_alone(cluster: ModelCluster) -> None:
     def reasons() -> int:
         notes = (e.note for e in cluster.events if e.reason == "Unschedulable")

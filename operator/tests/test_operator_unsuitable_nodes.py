@@ -186,6 +186,18 @@ def test_a_replica_is_not_kept_for_a_node_that_has_its_partner(cluster: Refusing
     assert cluster.status()["phase"] == "Running"
 
 
+def test_an_edit_replaces_all_pods_that_cannot_start(cluster: RefusingCluster) -> None:
+    """Partners, too: none of them has anything to lose."""
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.broken = {"a": PULL, "b": PULL, "c": PULL}
+    cluster.settle()
+    cluster.run_for(70.0)
+    cluster.edit("flights", image="another")
+    cluster.settle()
+    assert {p.generation for p in cluster.tasks().values()} == {2}
+
+
 def _lose_a_task_on_a_full_node(cluster: RefusingCluster, nodes: str) -> str:
     """Its node runs something that has no object any more."""
     for name in nodes:

@@ -19,6 +19,7 @@ from rekindle_operator.dataplane import QueryReport, TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.misfits import Misfits, NodeCapacity, PodToPlace
+from rekindle_operator.recovery.plan import OVER_NAMESPACE_LIMIT
 from rekindle_operator.topology_status import QueryEntry, QueryState
 
 REASON_LIMIT = 400
@@ -30,9 +31,6 @@ _SINK_BEHIND_EPOCHS = 3
 """How far the sinks of a task may be behind those of one that it replaces: those of a new task
 first compare what is written already, from the first epoch that its output log holds."""
 _SHOWN_PARTITIONS = 5
-_OVER_NAMESPACE_LIMIT = (
-    "the namespace has used its share of the cluster; the administrator sets the limit"
-)
 
 
 class ReplicaState(IntEnum):
@@ -232,7 +230,7 @@ def _query(
         if all(s.pod is None for s in waiting):
             what = _NOT_CREATED
     if over_namespace_limit:
-        reasons.insert(0, _OVER_NAMESPACE_LIMIT)
+        reasons.insert(0, OVER_NAMESPACE_LIMIT)
     found = _with_progress(context, query)
     lag_s = _reported_lag_s(context, query.name)
     queried = context.running.topology.queried_segment(query).id

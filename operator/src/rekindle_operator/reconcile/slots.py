@@ -211,10 +211,10 @@ def _with_pod(
     )
     if loss is None and has_diverged(context, state.slot, pod):
         loss = Loss.DIVERGED
-    if loss is None:
-        loss = start_failures.loss_of(pod)
     if loss is None and outdated and not _has_started(context, pod):
         loss = Loss.OUTDATED  # the edit may correct what keeps it from starting
+    if loss is None:
+        loss = start_failures.loss_of(pod)
     return state if loss is None else state.lost(loss)
 
 

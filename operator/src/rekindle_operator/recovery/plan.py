@@ -23,6 +23,10 @@ from rekindle_operator.recovery.misfits import Misfits, PodToPlace
 from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, pack
 from rekindle_operator.recovery.tentative_start import place_paths
 
+OVER_NAMESPACE_LIMIT = (
+    "the namespace has used its share of the cluster, which the administrator limits"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class DownQuery:
@@ -123,7 +127,12 @@ def make_plan(
     ranked = tuple(_ranked(waiting, still_missing, pods, capacity))
     misfits = Misfits(final.capacity.nodes)
     wanted = (*pods.values(), *(spare.pod for spare in spares))
-    unplaced = {pod.key: misfits.why(pod) for pod in wanted if pod.key not in nodes}
+    unplaced = {
+        pod.key: misfits.why(pod)
+        or ("" if final.capacity.is_within_shares([pod]) else OVER_NAMESPACE_LIMIT)
+        for pod in wanted
+        if pod.key not in nodes
+    }
     return Plan(tuple(order), ranked, nodes, over, unplaced)
 
 
