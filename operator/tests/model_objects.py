@@ -53,6 +53,7 @@ def topology_json(view: TopologyView) -> dict[str, Any]:
         "creationTimestamp": view.creation_timestamp,
         "resourceVersion": str(view.version),
         **({"deletionTimestamp": view.creation_timestamp} if view.deleting else {}),
+        **({"finalizers": list(view.finalizers)} if view.finalizers else {}),
         **({"annotations": {ANNOTATION_ROLL: "true"}} if view.roll else {}),
     }
     return {"kind": KIND, "metadata": meta, "spec": dict(view.spec), "status": dict(view.status)}

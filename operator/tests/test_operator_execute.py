@@ -567,6 +567,29 @@ def test_what_failed_says_nothing_of_the_next_topology_of_that_name() -> None:
     assert cluster.snapshot().failures.keys() == {"before"}
 
 
+def test_nothing_is_reported_of_a_namespace_that_is_being_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Terminating(Refusing):
+        def call_api(self, method: str, url: str, *_: Any, **__: Any) -> Any:
+            causes = [{"reason": "NamespaceTerminating", "field": "metadata.namespace"}]
+            return Response(403, {"message": "is being terminated", "details": {"causes": causes}})
+
+    clock = Clock()
+    cluster = ClusterCache(Terminating(), None, clock)
+    executor = executor_of(Terminating(), cluster, clock)
+    manifest = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta_of("t-g1", "t")}
+    record = CreateGenerationRecord("default", manifest)
+    event = EmitEvent("default", "t", "t", True, "Invalid", "Validate", "note", "1")
+    for _ in range(3):
+        executor.run(
+            [TopologyActions("default/t", (record, creation("t-0", uid="t"), event), None, {}, "t")]
+        )
+        clock.now += 60.0
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == []
+    assert cluster.snapshot().failures == {}
+
+
 def test_a_failed_action_is_forgotten_when_not_retried() -> None:
     clock, api = Clock(), Failing({"PATCH p": 403})
     cluster = ClusterCache(api, None, clock)

@@ -75,6 +75,18 @@ def test_the_time_to_be_live_is_that_since_its_own_loss(running: ModelCluster) -
     assert running.events == announced
 
 
+def test_a_suspension_is_no_loss(running: ModelCluster) -> None:
+    running.edit("flights", suspend=True)
+    running.settle()
+    pass_by(running, 60.0, step_s=10.0)
+    running.edit("flights", suspend=False)
+    running.settle()
+    assert running.status()["phase"] == "Running"
+    notes = [e.note for e in events_of(running, "QueryLive")]
+    assert len(notes) == 2
+    assert not [note for note in notes if "after the loss" in note]
+
+
 def test_the_cause_of_an_outage_is_in_available_and_in_one_event(running: ModelCluster) -> None:
     """As of a missing input file: the task goes on trying, and numbers in its words change."""
     files = [p for p in running.tasks().values() if p.segment_name == "routes"]

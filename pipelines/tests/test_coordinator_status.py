@@ -77,6 +77,24 @@ def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:
     assert _query(world, "q-both")["lagSeconds"] < 10
 
 
+def test_a_query_whose_sources_have_ended_is_finished() -> None:
+    world = started()
+    assert "finished" not in _query(world, "q-both")
+    for slot in (s for s in world.tasks if s.segment != "both"):
+        world.tasks[slot].core.status.last_epoch = 3
+    world.poll_rounds(20)
+    assert _query(world, "q-both")["finished"] is True
+
+
+def test_a_coordinator_that_has_heard_of_no_source_knows_no_lag() -> None:
+    world = started()
+    for segment in {slot.segment for slot in world.tasks}:
+        _kill_all_of(world, segment)
+    world.start_coordinator()
+    world.poll_rounds(20)
+    assert "lagSeconds" not in _query(world, "q-both")
+
+
 def test_epochs_that_no_task_wrote_are_not_reported() -> None:
     world = started()
     before = _query(world, "q-both")["stableEpoch"]

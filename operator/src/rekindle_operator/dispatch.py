@@ -241,7 +241,7 @@ class Dispatcher:
                     self._not_done.discard(action.key)
                 case Outcome.FAILED:
                     wait_s = self._retries.failed(action.key, self._clock())
-                    logger.warning("retrying %s in %.1f s", action.key, wait_s)
+                    logger.info("retrying %s in %.1f s", action.key, wait_s)
                     self._drop_dependents(action.key)
                 case Outcome.POD_REFUSED:
                     self._drop_dependents(action.key)

@@ -106,14 +106,16 @@ class Executor:
         except (ApiException, HTTPError) as error:
             ACTIONS.labels(f"{METRIC_KINDS[type(action)]}Failed").inc()
             self._cluster.request_pass()
-            logger.warning(
+            ends = _namespace_terminates(error)  # then the topology goes with it
+            logger.log(
+                logging.DEBUG if ends else logging.WARNING,
                 "%s of %s failed: %s",
                 scheduled.key,
                 scheduled.topology_key or "no topology",
                 _describe(error),
             )
             # A task's pod is reported by the queries that wait for it.
-            if not isinstance(action, CreatePod) or action.is_coordinator:
+            if not ends and (not isinstance(action, CreatePod) or action.is_coordinator):
                 self._cluster.action_failed(
                     scheduled.topology_uid, _failure_key(scheduled), _describe(error)
                 )
@@ -343,7 +345,8 @@ class Executor:
             path = f"/apis/events.k8s.io/v1/namespaces/{action.namespace}/events"
             self._call("POST", path, body, none_for_status=409)
         except (ApiException, HTTPError) as error:
-            logger.warning("cannot write an Event: %s", error)
+            level = logging.DEBUG if _namespace_terminates(error) else logging.WARNING
+            logger.log(level, "cannot write an Event: %s", error)
 
     # --- the API --------------------------------------------------------------
 
@@ -443,6 +446,17 @@ def _is_over_quota(error: Exception) -> bool:
     """A quota is full. The response of the API server has no other sign of it than its message."""
     is_forbidden = isinstance(error, ApiException) and error.status == 403
     return is_forbidden and "exceeded quota" in _message(error)
+
+
+def _namespace_terminates(error: Exception) -> bool:
+    """The namespace is being deleted, so nothing can be created in it."""
+    if not isinstance(error, ApiException) or error.status != 403:
+        return False
+    try:
+        causes = json.loads(error.body or "")["details"]["causes"]
+        return any(cause["reason"] == "NamespaceTerminating" for cause in causes)
+    except (TypeError, ValueError, KeyError):
+        return False
 
 
 def _message(error: Exception) -> str:

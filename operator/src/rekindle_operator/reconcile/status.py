@@ -236,8 +236,8 @@ def _lag(seconds: float) -> str:
 
 def _not_live_since(context: ReconcileContext, query: QueryHealth) -> str:
     before = context.last_status.queries.get(query.name)
-    if before is None or query.state is QueryState.LIVE:
-        return ""
+    if before is None or context.suspended or query.state is QueryState.LIVE:
+        return ""  # a suspension is no loss
     if query.state is QueryState.UNKNOWN or not was_live(context.last_status, before):
         return before.since
     return rfc3339(context.pass_inputs.now)
