@@ -546,7 +546,7 @@ def test_creations_of_a_coordinator_that_keep_failing_are_reported() -> None:
     assert message.startswith("CreatePod default/t-coordinator uid fails: 500")
 
 
-def test_what_failed_says_nothing_of_the_next_topology_of_that_name() -> None:
+def test_what_failed_says_nothing_of_the_next_of_that_name() -> None:
     clock, api = Clock(), Failing({"POST configmaps": 403})
     cluster = ClusterCache(api, None, clock)
     executor = executor_of(api, cluster, clock)
@@ -567,7 +567,7 @@ def test_what_failed_says_nothing_of_the_next_topology_of_that_name() -> None:
     assert cluster.snapshot().failures.keys() == {"before"}
 
 
-def test_nothing_is_reported_of_a_namespace_that_is_being_deleted(
+def test_a_namespace_that_is_being_deleted_causes_no_warnings(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Terminating(Refusing):

@@ -66,7 +66,7 @@ def test_a_coordinator_without_tasks_knows_no_better(reporting: ModelCluster) ->
     assert lag_s(reporting) == 31.0
 
 
-def test_a_query_without_any_result_lags_since_it_could_have_some(running: ModelCluster) -> None:
+def test_a_query_without_any_result_lags_since_its_acceptance(running: ModelCluster) -> None:
     accepted_at = parse_time(running.condition("Valid")["lastTransitionTime"])
     lose_all_nodes(running)
     running.add_node("d", cpu_m=200)

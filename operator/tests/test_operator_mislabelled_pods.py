@@ -36,7 +36,7 @@ def relabel(cluster: ModelCluster, name: str, label: str, value: str | None) -> 
         names.LABEL_GENERATION,
     ],
 )
-def test_a_task_that_its_labels_do_not_place_is_ended_and_replaced(
+def test_a_task_that_its_labels_do_not_place_is_replaced(
     running: ModelCluster, label: str, value: str | None
 ) -> None:
     uid = relabel(running, TASK, label, value)

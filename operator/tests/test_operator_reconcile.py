@@ -261,7 +261,7 @@ def test_a_coordinator_with_an_old_lease_is_replaced_elsewhere(
     assert set(running.tasks()) == tasks
 
 
-def test_the_lease_of_an_earlier_topology_of_that_name_does_not_count(
+def test_the_lease_of_an_earlier_namesake_does_not_count(
     running: ModelCluster,
 ) -> None:
     (lease,) = running.leases.values()
