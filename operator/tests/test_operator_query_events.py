@@ -56,6 +56,7 @@ def test_the_time_to_be_live_is_that_since_its_own_loss(running: ModelCluster) -
     assert running.query_states()[QUERY] == "Restoring"
     since = next(q["since"] for q in running.status()["queries"] if q["name"] == QUERY)
     assert since.startswith("2027-01-15T08:00:00")
+    assert f"{QUERY} is being restored;" in events_of(running, "QueryRestoring")[-1].note
     running.unbound_segments = set()
     pass_by(running, 40.0)
     event = events_of(running, "QueryLive")[-1]
@@ -73,6 +74,15 @@ def test_the_time_to_be_live_is_that_since_its_own_loss(running: ModelCluster) -
     pass_by(running, 4.0)
     assert running.query_states()[QUERY] == "Live"
     assert running.events == announced
+
+
+def test_a_query_that_was_never_live_is_starting(cluster: ModelCluster) -> None:
+    cluster.unbound_segments = {"alarms"}
+    for name in "abc":
+        cluster.add_node(name)
+    pass_by(cluster, 10.0)
+    notes = {e.note.partition(";")[0] for e in events_of(cluster, "QueryRestoring")}
+    assert notes == {f"{QUERY} is starting"}
 
 
 def test_a_suspension_is_no_loss(running: ModelCluster) -> None:

@@ -10,7 +10,7 @@ import pytest
 from cluster_documents import FakeApiServer, Observed, served
 
 from rekindle.cli import main
-from rekindle.timeline.api_objects import Timeline, read_timeline
+from rekindle.timeline.api_objects import Timeline, event_time, read_timeline
 from rekindle.timeline.picture import label_positions
 
 
@@ -33,6 +33,16 @@ def test_a_query_has_the_states_of_its_events() -> None:
         ("Live", 168),
     ]
     assert changes_of(timeline, "delay-alarms")[-1] == ("Live", 96)
+
+
+def test_the_first_start_of_a_query_is_no_restore() -> None:
+    observed = Observed("running")
+    of_query = (e for e in observed.events if e["message"].startswith("storm-watch is coming up;"))
+    first = min(of_query, key=lambda e: str(event_time(e)))
+    first["message"] = first["message"].replace("is coming up;", "is starting;")
+    changes = changes_of(timeline_of(observed), "storm-watch")
+    assert changes[1] == ("Starting", 2)
+    assert ("Restoring", 137) in changes
 
 
 def test_queries_are_drawn_by_priority() -> None:

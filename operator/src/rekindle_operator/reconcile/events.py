@@ -307,7 +307,8 @@ def _query_event(
             note = f"{query.name} (priority {query.priority}) is down: it waits for "
             return EventText(_WARNING, announced, "Assess", note + query.waiting_for, dedup_key)
         case QueryChange.RESTORING:
-            note = f"{query.name} is being restored; it waits for {query.waiting_for}"
+            what = "is being restored" if query.since else "is starting"
+            note = f"{query.name} {what}; it waits for {query.waiting_for}"
             return EventText(_NORMAL, announced, "Recover", note, dedup_key)
         case QueryChange.TENTATIVE:
             note = f"{query.name} goes on without an input; it waits for {query.waiting_for}"

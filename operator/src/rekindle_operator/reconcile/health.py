@@ -221,6 +221,8 @@ def _query(
     needed = {key: state for key, state in partitions.items() if key[0] in names}
     worst = max(needed.values(), default=ReplicaState.WAITING)
     what = _WAITING_FOR.get(worst, "")
+    if worst is ReplicaState.RESTORING and context.report.checkpoint.epoch is None:
+        what = _WAITING_FOR[ReplicaState.STARTING]  # there is no state yet
     of_worst = [key for key, state in needed.items() if state is worst]
     worst_names = [f"{names[s]}/{p}" for s, p in of_worst]
     reasons = sorted({_reason(context, s) for s in states if _is_needed(s, needed)} - {""})

@@ -3,7 +3,7 @@
 Events have times of the operator's clock and are kept for an hour; older recoveries come from
 `status.recovery.history`, which has the last ten, and the newest loss of a query from its `since`.
 A query's name is the first word of its Events. Events do not distinguish Restoring from CatchingUp:
-both are drawn as Restoring.
+both are drawn as Restoring, or as Starting before the query is live for the first time.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def _from_events(events: Iterable[Json], names: Sequence[str]) -> Iterator[_Mome
         if at is None or not message:
             continue
         if reason in _STATE_BY_REASON and message[0] in names:
-            yield _Moment(at, query=message[0], state=_STATE_BY_REASON[reason])
+            is_starting = message[1:3] == ["is", "starting;"]  # for the first time, without state
+            state = "Starting" if is_starting else _STATE_BY_REASON[reason]
+            yield _Moment(at, query=message[0], state=state)
         elif reason == "NodeLost" and len(message) > 1:  # "node NAME is ..."
             yield _Moment(at, lost=(message[1],))
         elif reason in _NOTE_BY_REASON:
@@ -187,7 +189,8 @@ def _state_before(later: Sequence[_Moment], state_now: str) -> str:
 
 
 def _differs(drawn: str, now: str) -> bool:
-    return now != drawn and not (drawn == "Restoring" and now == "CatchingUp")
+    alike = ("Starting", "Restoring", "CatchingUp")
+    return now != drawn and not (drawn in alike[:2] and now in alike)
 
 
 def _cluster_events(moments: Sequence[_Moment], began: datetime) -> Iterator[ClusterEvent]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-DOWN_STATES = frozenset({"Waiting", "Restoring", "Failed"})
+DOWN_STATES = frozenset({"Waiting", "Starting", "Restoring", "Failed"})
 """States in which a query writes no results; in CatchingUp it writes them late."""
 
 

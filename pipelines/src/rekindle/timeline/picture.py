@@ -17,6 +17,7 @@ COLOURS = {
     "Live": "#2e7d32",
     "CatchingUp": "#9ccc65",
     "Restoring": "#ffb300",
+    "Starting": "#fff176",
     "Waiting": "#e0e0e0",
     "Failed": "#c62828",
     "Unknown": "#b39ddb",
