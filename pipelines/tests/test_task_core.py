@@ -35,7 +35,7 @@ from rekindle.task.core.messages import (
     TaskSettings,
 )
 from rekindle.task.core.saver import EntrySaved, StateComplete, StateReached
-from rekindle.task.core.sink import OpenSink, SinkOpened
+from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -154,7 +154,8 @@ def test_a_lower_fence_changes_nothing() -> None:
 def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
     task_core = started()
     task_core.step(PollReceived(poll()), 0.0)
-    assert task_core.step(SinkReported(SINK, SinkOpened(7)), 0.0) == []
+    reported = SinkReported(SINK, lambda sink, now: sink.opened(7, None, now))
+    assert task_core.step(reported, 0.0) == []
     effects = task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
     assert CallSink(SINK, OpenSink(after=-1, read_first_epoch=False)) in effects
 

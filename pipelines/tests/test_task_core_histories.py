@@ -23,7 +23,7 @@ from rekindle.task.core.loop import (
 )
 from rekindle.task.core.messages import CallSink, SinkReported, TaskCoreEvent, TaskEffect
 from rekindle.task.core.saver import SaveFailed, SaveState
-from rekindle.task.core.sink import CallFailed, EpochWritten, OpenSink, SinkOpened
+from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import OpenInputs, RestoreState, StartStepFailed
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
@@ -54,7 +54,7 @@ class World(SimulatedTask):
             return failures
         if isinstance(effect, CallSink) and isinstance(effect.call, OpenSink):
             newest = self.written[-1] if self.written else -1
-            return [SinkReported(effect.assigned, SinkOpened(max(newest, effect.call.after)))]
+            return [self._opened(effect.assigned, max(newest, effect.call.after))]
         return super()._perform(effect)
 
     def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
@@ -76,21 +76,18 @@ class World(SimulatedTask):
             case SaveState() if "store" in self.failing:
                 yield SaveFailed("the store is down")
             case CallSink(assigned) if "sink" in self.failing:
-                yield SinkReported(assigned, CallFailed("the disk is full"))
+                yield SinkReported(assigned, lambda sink, now: sink.call_failed("full", now))
 
     def _append(self, output: EpochOutput) -> str:
         digest = super()._append(output)
         self.results.setdefault(output.epoch, set()).add(digest)
         return digest
 
-    def _write(self, assigned: SinkAssignment) -> Iterable[TaskCoreEvent]:
-        for event in super()._write(assigned):
-            match event:
-                case SinkReported(event=EpochWritten(epoch)):
-                    assert self.through is None or epoch <= self.through
-                    assert self.log_base <= epoch <= self.log_last
-                    self.written.append(epoch)
-            yield event
+    def _written(self, assigned: SinkAssignment, epoch: int) -> TaskCoreEvent:
+        assert self.through is None or epoch <= self.through
+        assert self.log_base <= epoch <= self.log_last
+        self.written.append(epoch)
+        return super()._written(assigned, epoch)
 
     # --- what happens ---
 

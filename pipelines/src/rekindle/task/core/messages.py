@@ -6,7 +6,7 @@ modules of those cores.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from rekindle.consistency.messages import (
@@ -44,7 +44,7 @@ from rekindle.task.core.saver import (
     SaverEffect,
     StateComplete,
 )
-from rekindle.task.core.sink import SinkEffect, SinkEvent
+from rekindle.task.core.sink import SinkCore, SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall, StartStepFailed, StartStepSucceeded
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
@@ -128,10 +128,10 @@ class CallFailedPermanently:
 
 @dataclass(frozen=True, slots=True)
 class SinkReported:
-    """An event of the core of an assignment's sink."""
+    """`happened`: a call of a method of the assignment's core, at a time."""
 
     assigned: SinkAssignment
-    event: SinkEvent
+    happened: Callable[[SinkCore, float], list[SinkEffect]]
 
 
 @dataclass(frozen=True, slots=True)

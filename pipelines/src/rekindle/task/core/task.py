@@ -96,12 +96,10 @@ from rekindle.task.core.saver import (
     StateReached,
 )
 from rekindle.task.core.sink import (
-    LogGrew,
     SinkCore,
-    SinkEvent,
+    SinkEffect,
     StartWriter,
     StopWriter,
-    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.task.core.start import (
@@ -203,8 +201,8 @@ class TaskCore:
                 return self._apply_newcomer_effects(self.movement.step(newcomer_event, self._now))
             case DonorEventReceived(donor_event):
                 return self._step_donor(donor_event)
-            case SinkReported(assigned, sink_event):
-                return self._sink_reported(assigned, sink_event)
+            case SinkReported():
+                return self._sink_reported(event)
             case StateComplete():
                 self.status.restoring = None
                 phase_effects = self._update_phase()
@@ -488,8 +486,10 @@ class TaskCore:
         return self.parts.branches if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
-        event = LogGrew(self._started().log.last)
-        return [e for core in self._sink_cores() for e in self._step_sink(core, event)]
+        effects, last = list[TaskEffect](), self._started().log.last
+        for core in self._sink_cores():
+            effects += _sink_calls(core, core.log_grew(last, self._now))
+        return effects
 
     def _give_up(self, error: Exception) -> list[TaskEffect]:
         epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
@@ -505,7 +505,7 @@ class TaskCore:
     def _set_sinks(self, through: int | None, wanted: Sequence[SinkAssignment]) -> list[TaskEffect]:
         parts, effects = self._started(), list[TaskEffect]()
         for core in self._sink_cores():
-            effects += self._step_sink(core, WriteLimitChanged(through))
+            effects += _sink_calls(core, core.write_limit_changed(through, self._now))
         for change in assignment_changes(
             {c.assigned.query: c.assigned for c in self._sink_cores()}, wanted
         ):
@@ -514,17 +514,14 @@ class TaskCore:
                     del parts.sinks.cores[query]
                 case StartWriter(assigned):
                     core = parts.sinks.start(assigned, through)
-                    effects += self._step_sink(core, LogGrew(parts.log.last))
+                    effects += _sink_calls(core, core.log_grew(parts.log.last, self._now))
         return effects
 
-    def _sink_reported(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
-        core = self._started().sinks.cores.get(assigned.query)
-        if core is None or core.assigned != assigned:
+    def _sink_reported(self, reported: SinkReported) -> list[TaskEffect]:
+        core = self._started().sinks.cores.get(reported.assigned.query)
+        if core is None or core.assigned != reported.assigned:
             return []  # of a writer that was stopped
-        return [*self._step_sink(core, event), *self._truncate()]
-
-    def _step_sink(self, core: SinkCore, event: SinkEvent) -> list[TaskEffect]:
-        return [CallSink(core.assigned, call) for call in core.step(event, self._now)]
+        return [*_sink_calls(core, reported.happened(core, self._now)), *self._truncate()]
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -537,9 +534,13 @@ class TaskCore:
             effects += self._apply_loop_effects(self.parts.loop.step(Woken(), self._now))
             effects += self._step_branches(consistency.Woken())
             for core in self._sink_cores():
-                effects += self._step_sink(core, Woken())
+                effects += _sink_calls(core, core.woken(self._now))
         return effects
 
     def _started(self) -> Parts:
         assert self.parts is not None, "the task has not been restored"
         return self.parts
+
+
+def _sink_calls(core: SinkCore, calls: Sequence[SinkEffect]) -> list[TaskEffect]:
+    return [CallSink(core.assigned, call) for call in calls]
