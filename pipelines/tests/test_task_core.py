@@ -18,8 +18,6 @@ from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
-    EpochsProcessed,
-    EpochsTaken,
     ProcessEpochs,
     TakeEpochs,
 )
@@ -27,6 +25,7 @@ from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
     HeadAdvanced,
+    LoopReported,
     PollReceived,
     RefusePoll,
     Respond,
@@ -195,10 +194,12 @@ def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
     task_core = started()
     rows = RowsByDigest("d")
     epoch = EpochInput(0, 0, 0, (rows,))
-    (process,) = task_core.step(EpochsTaken([epoch]), 0.0)
+    taken = LoopReported(lambda loop, now: loop.epochs_taken([epoch], now))
+    (process,) = task_core.step(taken, 0.0)
     assert isinstance(process, ProcessEpochs)
     output = EpochOutput(0, 0, rows)
-    assert task_core.step(EpochsProcessed([output], State()), 0.0) == [AppendEpochs([output])]
+    processed = LoopReported(lambda loop, now: loop.epochs_processed([output], State(), now))
+    assert task_core.step(processed, 0.0) == [AppendEpochs([output])]
     assert task_core.response().stable_epoch == -1
 
 

@@ -15,13 +15,16 @@ from rekindle.engine.model import EpochOutput
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
 from rekindle.task.core.loop import (
     AppendEpochs,
-    EngineFailed,
-    EpochsAppended,
-    LoopRequestFailed,
     ProcessEpochs,
     TakeEpochs,
 )
-from rekindle.task.core.messages import CallSink, SinkReported, TaskCoreEvent, TaskEffect
+from rekindle.task.core.messages import (
+    CallSink,
+    LoopReported,
+    SinkReported,
+    TaskCoreEvent,
+    TaskEffect,
+)
 from rekindle.task.core.saver import SaveFailed, SaveState
 from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import OpenInputs, RestoreState, StartStepFailed
@@ -64,15 +67,18 @@ class World(SimulatedTask):
             case OpenInputs() if "input" in self.failing:
                 yield StartStepFailed(TaskProblem(message="the file cannot be read"))
             case TakeEpochs() if "input" in self.failing:
-                yield LoopRequestFailed("the file cannot be read")
+                yield _request_failed("the file cannot be read")
             case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:
                 self.crashes -= 1
-                yield EngineFailed(EngineUnavailable("the JVM died", -9))
+                error = EngineUnavailable("the JVM died", -9)
+                yield LoopReported(lambda loop, now: loop.engine_failed(error, now))
             case ProcessEpochs() if "engine" in self.failing:
-                yield LoopRequestFailed("no disk space")
+                yield _request_failed("no disk space")
             case AppendEpochs(outputs) if "log" in self.failing:
-                yield from [EpochsAppended([self._append(o)]) for o in outputs[:-1][:1]]
-                yield LoopRequestFailed("the log is full")
+                if len(outputs) > 1:
+                    digest = self._append(outputs[0])
+                    yield LoopReported(lambda loop, now: loop.epochs_appended([digest], now))
+                yield _request_failed("the log is full")
             case SaveState() if "store" in self.failing:
                 yield SaveFailed("the store is down")
             case CallSink(assigned) if "sink" in self.failing:
@@ -148,6 +154,10 @@ class World(SimulatedTask):
 
     def repair(self, part: str) -> None:
         self.failing.discard(part)
+
+
+def _request_failed(message: str) -> LoopReported:
+    return LoopReported(lambda loop, now: loop.request_failed(message, now))
 
 
 MOVES = (

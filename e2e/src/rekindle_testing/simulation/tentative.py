@@ -18,8 +18,8 @@ from rekindle.engine.model import EpochOutput
 from rekindle.protocol import TaskPhase
 from rekindle.streams.epochs import BatchKind
 from rekindle.task.core.branches import BranchEffect, BranchesCore
-from rekindle.task.core.loop import ProcessEpochs, TentativeAppended
-from rekindle.task.core.messages import HeadsChecked, InputEvent
+from rekindle.task.core.loop import LoopCore, ProcessEpochs
+from rekindle.task.core.messages import HeadsChecked, InputEvent, LoopReported
 from rekindle_testing.simulation.branched import BranchedInputs
 from rekindle_testing.simulation.output import SimulatedOutput
 from rekindle_testing.simulation.surroundings import Surroundings
@@ -113,7 +113,7 @@ class TentativeResults:
         (value,) = values_in(output.rows)
         was_kept = self._output.append(attempt, output.epoch, value)
         self.checks.tentative_appended(attempt, output.epoch, value, was_kept=was_kept)
-        self._task.step(TentativeAppended())
+        self._task.step(LoopReported(LoopCore.tentative_appended))
 
     def stable_appended(self, epoch: int) -> None:
         if self.checks is not None:

@@ -42,7 +42,7 @@ from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
 from rekindle.task.attempts import AttemptFile
 from rekindle.task.core.branches import BranchEffect, BranchesCore, Taken
-from rekindle.task.core.loop import EpochsTaken, TentativeCompleted
+from rekindle.task.core.loop import TentativeCompleted
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.core.upstreams import UpstreamReports
 from rekindle.task.inputs import MIN_REQUEST_BYTES
@@ -226,9 +226,9 @@ class BranchedInputs:
 
     # -- the loop --------------------------------------------------------------------------------
 
-    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
-        """What the loop processes next; no epochs at the timeout. Raises the first error of a
-        reader or of the core."""
+    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken | None:
+        """What the loop processes next; None at the timeout. Raises the first error of a reader or
+        of the core."""
         until = self._clock() + timeout_s
         with self._changed:
             while not self._core.may_take and not self._closed:
@@ -239,7 +239,7 @@ class BranchedInputs:
                     break
                 else:
                     self._changed.wait(min(until, until if wake_at is None else wake_at) - now)
-            return self._core.take(bounds) or EpochsTaken(())
+            return self._core.take(bounds)
 
     def stable_processed(self, through: int) -> None:
         """The stable epochs through this one are in the log."""

@@ -12,7 +12,7 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from rekindle.consistency.core import ConsistencyCore
@@ -38,7 +38,7 @@ from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.protocol import ConsistencyState, Partner
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.sunion import Channel
-from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
+from rekindle.task.core.loop import LoopCore, LoopEffect
 from rekindle.task.core.partner import PartnerMessages
 
 UNANSWERED_S = 30.0
@@ -48,7 +48,8 @@ RETRY_S = 10.0
 """Time after a failed tentative epoch without other tentative epochs."""
 
 BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ResumeStable
-Taken = EpochsTaken | TentativeTaken | ForkDropped
+Taken = Callable[[LoopCore, float], list[LoopEffect]]
+"""Gives a loop what it processes next: a call of a method, at a time."""
 
 
 class BranchesCore:
@@ -63,7 +64,7 @@ class BranchesCore:
         self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
         self._call: ProcessStable | ProcessTentative | None = None  # what `take` returns next
         self._forks = False  # whether `_call` begins a fork
-        self._drops = False  # whether `take` returns ForkDropped first
+        self._drops = False  # whether the fork is dropped first
         self._tentative_allowed = False
         self._was_restored = next_epoch > 0
         self._began: float | None = None  # the first time of `check_heads`
@@ -186,14 +187,15 @@ class BranchesCore:
             raise self.error
         if self._drops:
             self._drops = False
-            return ForkDropped()
+            return LoopCore.fork_dropped
         call, self._call = self._call, None
         match call:
             case ProcessStable(epochs):
-                return EpochsTaken(take_ready(deque(epochs), bounds))
+                ready = take_ready(deque(epochs), bounds)
+                return lambda loop, now: loop.epochs_taken(ready, now)
             case ProcessTentative(attempt, epoch):
                 forks, self._forks = self._forks, False
-                return TentativeTaken(attempt, epoch, forks)
+                return lambda loop, now: loop.tentative_taken(attempt, epoch, forks, now)
         return None
 
     def _step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:

@@ -26,16 +26,9 @@ from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
 from rekindle.task.core.branches import BranchEffect
 from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
-    EngineFailed,
-    EngineRestarted,
-    EpochsAppended,
-    EpochsProcessed,
-    EpochsTaken,
-    IdleEngineDied,
+    LoopCore,
+    LoopEffect,
     LoopRequest,
-    LoopRequestFailed,
-    TentativeAppended,
-    TentativeFailed,
 )
 from rekindle.task.core.saver import (
     EntrySaved,
@@ -127,6 +120,13 @@ class CallFailedPermanently:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopReported:
+    """`happened`: a call of a method of the loop's core, at a time."""
+
+    happened: Callable[[LoopCore, float], list[LoopEffect]]
+
+
+@dataclass(frozen=True, slots=True)
 class SinkReported:
     """`happened`: a call of a method of the assignment's core, at a time."""
 
@@ -161,13 +161,7 @@ TaskCoreEvent = (
     | SinkReported
     | NewcomerEventReceived
     | DonorEventReceived
-    | EpochsTaken
-    | EpochsProcessed
-    | EpochsAppended
-    | LoopRequestFailed
-    | EngineFailed
-    | IdleEngineDied
-    | EngineRestarted
+    | LoopReported
     | StateComplete
     | EntrySaved
     | SaveFailed
@@ -176,8 +170,6 @@ TaskCoreEvent = (
     | StartStepFailed
     | StopRequested
     | InputEvent
-    | TentativeAppended
-    | TentativeFailed
     | Woken
 )
 

@@ -70,6 +70,7 @@ from rekindle.task.core.messages import (
     HeadAdvanced,
     HeadsChecked,
     LogTruncated,
+    LoopReported,
     NewcomerEventReceived,
     PollReceived,
     RefusePoll,
@@ -217,8 +218,10 @@ class TaskCore:
                 return self._woken()
             case BatchReceived() | UpstreamReported():
                 return self._step_branches(event)
+            case LoopReported(happened):
+                return self._apply_loop_effects(happened(self._started().loop, self._now))
             case _:
-                return self._apply_loop_effects(self._started().loop.step(event, self._now))
+                assert_never(event)
 
     def response(self) -> PollResponse:
         return self.status.response(self.polls.fence).model_copy(
@@ -301,7 +304,7 @@ class TaskCore:
                 self.status.step(TaskEvent.START_BEGUN)
                 return self._step_start(StateArrived())
             case RunLoop():
-                return self._apply_loop_effects(self._started().loop.step(Woken(), self._now))
+                return self._apply_loop_effects(self._started().loop.woken(self._now))
             case SetSinks(through, sinks):
                 return self._set_sinks(through, sinks)
             case ReportDigests(epochs):
@@ -430,7 +433,7 @@ class TaskCore:
         if taken is None:
             return []
         self._take_request = None
-        return self._apply_loop_effects(parts.loop.step(taken, self._now))
+        return self._apply_loop_effects(taken(parts.loop, self._now))
 
     def _step_branches(self, event: ConsistencyInput) -> list[TaskEffect]:
         branches = self._started().branches
@@ -531,7 +534,7 @@ class TaskCore:
         effects += self._step_donor(LeaseChecked())
         effects += self.saver.step(Woken(), self._now)
         if self.parts is not None and not self.supervisor.ended:
-            effects += self._apply_loop_effects(self.parts.loop.step(Woken(), self._now))
+            effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
             effects += self._step_branches(consistency.Woken())
             for core in self._sink_cores():
                 effects += _sink_calls(core, core.woken(self._now))
