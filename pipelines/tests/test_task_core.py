@@ -29,11 +29,12 @@ from rekindle.task.core.messages import (
     PollReceived,
     RefusePoll,
     Respond,
+    SaverReported,
     SinkReported,
+    StateComplete,
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import EntrySaved, StateComplete, StateReached
 from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import (
     AwaitEngine,
@@ -113,8 +114,8 @@ def test_a_task_reports_the_entry_whose_state_it_fetches() -> None:
     state = TaskState(3, 0, State())
     made.step(TaskRestored(state, 4, 3, complete=False), 0.0)
     done = CheckpointDone(epoch=7, object="next", digest="d", bytes=1)
-    made.saver.step(StateReached(TaskState(7, 0, State())), 0.0)
-    made.step(EntrySaved(done), 0.0)
+    made.saver.state_reached(TaskState(7, 0, State()), 0.0)
+    made.step(SaverReported(lambda saver, now: saver.entry_saved(done, now)), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == ("entry", ())
     made.step(StateComplete(), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == (None, (done,))

@@ -21,11 +21,12 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.messages import (
     CallSink,
     LoopReported,
+    SaverReported,
     SinkReported,
     TaskCoreEvent,
     TaskEffect,
 )
-from rekindle.task.core.saver import SaveFailed, SaveState
+from rekindle.task.core.saver import SaveState
 from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import OpenInputs, RestoreState, StartStepFailed
 from rekindle.topology.model import Slot
@@ -80,7 +81,7 @@ class World(SimulatedTask):
                     yield LoopReported(lambda loop, now: loop.epochs_appended([digest], now))
                 yield _request_failed("the log is full")
             case SaveState() if "store" in self.failing:
-                yield SaveFailed("the store is down")
+                yield SaverReported(lambda saver, now: saver.save_failed("down", now))
             case CallSink(assigned) if "sink" in self.failing:
                 yield SinkReported(assigned, lambda sink, now: sink.call_failed("full", now))
 

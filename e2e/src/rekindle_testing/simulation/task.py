@@ -56,12 +56,13 @@ from rekindle.task.core.messages import (
     PollReceived,
     RefusePoll,
     Respond,
+    SaverReported,
     TaskCoreEvent,
     TaskEffect,
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import EntrySaved, SaveFailed, SaveState, SkipCheckpoint
+from rekindle.task.core.saver import SaveState, SkipCheckpoint
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -520,9 +521,9 @@ class TaskProcess:
     def _save(self, state: TaskState) -> None:
         def ended(result: Any) -> None:
             if isinstance(result, (Down, Refused, TimedOut)):
-                self.step(SaveFailed("the store does not respond"))
+                self.step(SaverReported(lambda saver, now: saver.save_failed("no answer", now)))
             else:
-                self.step(EntrySaved(result))
+                self.step(SaverReported(lambda saver, now: saver.entry_saved(result, now)))
 
         request = partial(self._around.store.save, self.partition, state)
         self._outside(STORE, request, ended, _STORE_TIMEOUT_S)

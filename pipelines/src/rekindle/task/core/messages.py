@@ -31,11 +31,8 @@ from rekindle.task.core.loop import (
     LoopRequest,
 )
 from rekindle.task.core.saver import (
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
+    SaverCore,
     SaverEffect,
-    StateComplete,
 )
 from rekindle.task.core.sink import SinkCore, SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall, StartStepFailed, StartStepSucceeded
@@ -93,6 +90,11 @@ class TaskRestored:
 
 
 @dataclass(frozen=True, slots=True)
+class StateComplete:
+    """All of the restored state has been fetched."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadAdvanced:
     """`head`: the newest epoch that time, or the upstreams, have released."""
 
@@ -124,6 +126,13 @@ class LoopReported:
     """`happened`: a call of a method of the loop's core, at a time."""
 
     happened: Callable[[LoopCore, float], list[LoopEffect]]
+
+
+@dataclass(frozen=True, slots=True)
+class SaverReported:
+    """`happened`: a call of a method of the saver's core, at a time."""
+
+    happened: Callable[[SaverCore, float], list[SaverEffect]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +172,7 @@ TaskCoreEvent = (
     | DonorEventReceived
     | LoopReported
     | StateComplete
-    | EntrySaved
-    | SaveFailed
-    | SaveAbandoned
+    | SaverReported
     | StartStepSucceeded
     | StartStepFailed
     | StopRequested

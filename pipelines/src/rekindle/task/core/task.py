@@ -75,7 +75,9 @@ from rekindle.task.core.messages import (
     PollReceived,
     RefusePoll,
     Respond,
+    SaverReported,
     SinkReported,
+    StateComplete,
     TaskCoreEvent,
     TaskEffect,
     TaskRestored,
@@ -86,15 +88,7 @@ from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverA
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.saver import (
-    EntriesRefused,
-    EntryCommitted,
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
     SaverCore,
-    StateComplete,
-    StateIncomplete,
-    StateReached,
 )
 from rekindle.task.core.sink import (
     SinkCore,
@@ -207,9 +201,9 @@ class TaskCore:
             case StateComplete():
                 self.status.restoring = None
                 phase_effects = self._update_phase()
-                return [*phase_effects, *self.saver.step(event, self._now)]
-            case EntrySaved() | SaveFailed() | SaveAbandoned():
-                return [*self.saver.step(event, self._now)]
+                return [*phase_effects, *self.saver.state_complete(self._now)]
+            case SaverReported(happened):
+                return [*happened(self.saver, self._now)]
             case StartStepSucceeded() | StartStepFailed():
                 return self._step_start(event)
             case StopRequested():
@@ -332,9 +326,9 @@ class TaskCore:
         self.status.committed(point.epoch if point is not None else NO_EPOCH)
         effects: list[TaskEffect] = []
         if point is not None:
-            effects += self.saver.step(EntryCommitted(point), self._now)
+            effects += self.saver.entry_committed(point, self._now)
         if refused:
-            effects += self.saver.step(EntriesRefused(refused), self._now)
+            effects += self.saver.entries_refused(refused, self._now)
         return effects
 
     def _step_start(self, event: StartEvent) -> list[TaskEffect]:
@@ -365,11 +359,11 @@ class TaskCore:
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
-        restored = StateComplete() if event.complete else StateIncomplete()
+        restored = self.saver.state_complete if event.complete else self.saver.state_incomplete
         if event.complete:
             self.status.restoring = None
         phase_effects = self._update_phase()
-        saver_effects = self.saver.step(restored, self._now)
+        saver_effects = restored(self._now)
         return [
             *phase_effects,
             *saver_effects,
@@ -410,7 +404,7 @@ class TaskCore:
                     effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
                     if self.supervisor.is_saver:
-                        effects += self.saver.step(StateReached(state), self._now)
+                        effects += self.saver.state_reached(state, self._now)
                 case GiveUp(error):
                     effects += self._give_up(error)
         return effects
@@ -532,7 +526,7 @@ class TaskCore:
         effects = [*self._step_supervisor(Woken()), *self._step_start(Woken())]
         effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
         effects += self._step_donor(LeaseChecked())
-        effects += self.saver.step(Woken(), self._now)
+        effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
             effects += self._step_branches(consistency.Woken())
