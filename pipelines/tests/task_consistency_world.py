@@ -14,6 +14,7 @@ from typing import Any
 
 from consistency_world import (
     SCHEMA,
+    Happened,
     Record,
     Stream,
     Task,
@@ -24,23 +25,19 @@ from consistency_world import (
 )
 
 from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencyInput,
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
     ReadLive,
     ResumeStable,
     StopLive,
-    UpstreamReported,
-    Woken,
 )
 from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
-from rekindle.task.core import events
 from rekindle.task.core.branches import BranchesCore
+from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -51,6 +48,7 @@ from rekindle.task.core.loop import (
 )
 from rekindle.task.core.messages import (
     HeadAdvanced,
+    InputReported,
     LoopReported,
     PollReceived,
     Respond,
@@ -115,28 +113,23 @@ class CoreTask(Task):
         )
         self.send(PollReceived(poll))
 
-    def step(self, event: ConsistencyInput) -> None:
-        match event:
-            case BatchReceived() | UpstreamReported():
-                self.send(event)
-            case Woken():
-                self.send(events.Woken())
-            case _:
-                raise AssertionError(f"unexpected: {event}")
+    def step(self, happened: Happened) -> None:
+        self.send(InputReported(happened))
+
+    def wake(self) -> None:
+        self.send(Woken())
 
     def send(self, event: TaskCoreEvent) -> None:
         for effect in self.task_core.step(event, self.world.now):
             self._perform_effect(effect)
         if self.task_core.parts is None:
             return
-        if isinstance(event, BatchReceived):
-            self.note_buffered()
         for link in self.links.values():
             link.deliver_now()
         wake_at = self.task_core.wake_at
         if wake_at is not None and wake_at > self.world.now and wake_at != self.woken_at:
             self.woken_at = wake_at
-            self.world.at(wake_at, partial(self.step, Woken()))
+            self.world.at(wake_at, self.wake)
 
     def report(self, happened: Callable[[LoopCore, float], list[LoopEffect]]) -> None:
         self.send(LoopReported(happened))

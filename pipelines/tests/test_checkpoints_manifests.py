@@ -48,11 +48,7 @@ from rekindle.engine.state.runs import Run
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
 from rekindle.protocol import CheckpointDone, RestorePoint
-from rekindle.task.core.saver import (
-    SaverCore,
-    SaverEffect,
-    SaveState,
-)
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
 
 

@@ -43,11 +43,7 @@ from rekindle.objects import Retry
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.saver import (
-    SaverCore,
-    SaverEffect,
-    SaveState,
-)
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 

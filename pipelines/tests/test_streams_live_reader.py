@@ -14,16 +14,8 @@ from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.client import StreamClient
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.reader import PartitionReader
-from rekindle.streams.reader_core import (
-    ReadEpochs,
-    ReaderCore,
-    Subscription,
-)
-from rekindle.streams.replica_choice import (
-    REPORTED_STATE_VALID_S,
-    ReplicaChoice,
-    SwitchReplica,
-)
+from rekindle.streams.reader_core import ReadEpochs, ReaderCore, Subscription
+from rekindle.streams.replica_choice import REPORTED_STATE_VALID_S, ReplicaChoice, SwitchReplica
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.waiting import eventually
 

@@ -16,11 +16,7 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import Woken
-from rekindle.task.core.loop import (
-    AppendEpochs,
-    ProcessEpochs,
-    TakeEpochs,
-)
+from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,

@@ -13,11 +13,7 @@ from random_histories import histories
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
-from rekindle.task.core.loop import (
-    AppendEpochs,
-    ProcessEpochs,
-    TakeEpochs,
-)
+from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
 from rekindle.task.core.messages import (
     CallSink,
     LoopReported,

@@ -11,13 +11,7 @@ from state_parts import of_runs
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run, RunFile
 from rekindle.protocol import CheckpointDone, RestorePoint
-from rekindle.task.core.saver import (
-    PENDING,
-    SaverCore,
-    SaverEffect,
-    SaveState,
-    SkipCheckpoint,
-)
+from rekindle.task.core.saver import PENDING, SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
 

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 from rekindle.protocol import SinkAssignment
 from rekindle.task.core.messages import CallSink, SinkReported
-from rekindle.task.core.sink import (
-    CheckConflicts,
-    OpenSink,
-    SinkCore,
-    SinkEffect,
-    WriteEpochs,
-)
+from rekindle.task.core.sink import CheckConflicts, OpenSink, SinkCore, SinkEffect, WriteEpochs
 from rekindle_testing.simulation.network import SINKS
 from rekindle_testing.simulation.surroundings import Surroundings
 

@@ -17,12 +17,7 @@ from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.model import State
 from rekindle.errors import ObjectMissing, RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
-from rekindle.task.core.saver import (
-    SaverCore,
-    SaverEffect,
-    SaveState,
-    SkipCheckpoint,
-)
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshot
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker

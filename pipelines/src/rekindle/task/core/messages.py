@@ -9,11 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencySettings,
-    UpstreamReported,
-)
+from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.exchange.state_mover.donor import DonorCoreEvent, DonorEffect, DonorLimits
 from rekindle.exchange.state_mover.newcomer import (
@@ -23,17 +19,10 @@ from rekindle.exchange.state_mover.newcomer import (
 )
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
-from rekindle.task.core.branches import BranchEffect
+from rekindle.task.core.branches import BranchEffect, InputEvent
 from rekindle.task.core.events import Woken
-from rekindle.task.core.loop import (
-    LoopCore,
-    LoopEffect,
-    LoopRequest,
-)
-from rekindle.task.core.saver import (
-    SaverCore,
-    SaverEffect,
-)
+from rekindle.task.core.loop import LoopCore, LoopEffect, LoopRequest
+from rekindle.task.core.saver import SaverCore, SaverEffect
 from rekindle.task.core.sink import SinkCore, SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall, StartStepFailed, StartStepSucceeded
 from rekindle.task.core.supervisor import (
@@ -157,8 +146,12 @@ class DonorEventReceived:
     event: DonorCoreEvent
 
 
-InputEvent = BatchReceived | UpstreamReported
-"""Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+@dataclass(frozen=True, slots=True)
+class InputReported:
+    """Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+
+    happened: InputEvent
+
 
 TaskCoreEvent = (
     PollReceived
@@ -176,7 +169,7 @@ TaskCoreEvent = (
     | StartStepSucceeded
     | StartStepFailed
     | StopRequested
-    | InputEvent
+    | InputReported
     | Woken
 )
 

@@ -14,14 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from rekindle.consistency import messages as consistency
-from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencyInput,
-    StableProcessed,
-    TentativeProcessed,
-    UpstreamReported,
-)
 from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, RekindleError
 from rekindle.exchange.state_mover.donor import (
@@ -47,7 +39,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.branches import BranchEffect, BranchesCore
+from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
@@ -69,6 +61,7 @@ from rekindle.task.core.messages import (
     DonorEventReceived,
     HeadAdvanced,
     HeadsChecked,
+    InputReported,
     LogTruncated,
     LoopReported,
     NewcomerEventReceived,
@@ -87,9 +80,7 @@ from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
-from rekindle.task.core.saver import (
-    SaverCore,
-)
+from rekindle.task.core.saver import SaverCore
 from rekindle.task.core.sink import (
     SinkCore,
     SinkEffect,
@@ -210,8 +201,8 @@ class TaskCore:
                 return self._step_supervisor(event)
             case Woken():
                 return self._woken()
-            case BatchReceived() | UpstreamReported():
-                return self._step_branches(event)
+            case InputReported(happened):
+                return self._step_branches(happened)
             case LoopReported(happened):
                 return self._apply_loop_effects(happened(self._started().loop, self._now))
             case _:
@@ -399,7 +390,7 @@ class TaskCore:
                     effects += self._update_phase()
                     effects += self._step_donor(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
-                    effects += self._step_branches(StableProcessed(epochs[-1].epoch))
+                    effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():
                     effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
@@ -429,12 +420,15 @@ class TaskCore:
         self._take_request = None
         return self._apply_loop_effects(taken(parts.loop, self._now))
 
-    def _step_branches(self, event: ConsistencyInput) -> list[TaskEffect]:
+    def _stable_processed(self, through: int) -> list[TaskEffect]:
+        return self._step_branches(lambda branches, now: branches.stable_processed(through, now))
+
+    def _step_branches(self, happened: InputEvent) -> list[TaskEffect]:
         branches = self._started().branches
         if branches is None:
             return []
         try:
-            return self._apply_branch_effects(branches.step(event, self._now))
+            return self._apply_branch_effects(happened(branches, self._now))
         except RekindleError as error:
             return self._give_up(error)
 
@@ -444,9 +438,7 @@ class TaskCore:
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
             return self._apply_branch_effects(branches.leave_out(attempt, epoch, self._now))
-        return self._apply_branch_effects(
-            branches.step(TentativeProcessed(attempt, epoch), self._now)
-        )
+        return self._apply_branch_effects(branches.tentative_processed(attempt, epoch, self._now))
 
     def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
         branches, boot = self._branches(), self._settings.boot_id
@@ -529,7 +521,7 @@ class TaskCore:
         effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
-            effects += self._step_branches(consistency.Woken())
+            effects += self._step_branches(BranchesCore.woken)
             for core in self._sink_cores():
                 effects += _sink_calls(core, core.woken(self._now))
         return effects
