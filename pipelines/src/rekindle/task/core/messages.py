@@ -1,7 +1,7 @@
 """The settings, events and effects of `TaskCore`, which only simulators and tests run. Pure.
 
-Events of its loop, saver, sinks and tentative inputs (`branches`), and their effects, are in the
-modules of those cores.
+What happened to its loop, saver, sinks and tentative inputs (`branches`) is a call of a method of
+those cores; their effects are in their modules.
 """
 
 from __future__ import annotations
