@@ -15,36 +15,27 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
     AnswerPartner,
-    BatchReceived,
     ConsistencyEffect,
-    ConsistencyInput,
     ConsistencySettings,
     DropFork,
     EmitReconciliationDone,
     EmitUndo,
     EndPostponement,
     ForkState,
-    PartnerPromised,
-    PartnerRefused,
     Policy,
-    PostponementRequested,
     ProcessStable,
     ProcessTentative,
-    PromiseEnded,
     ReadLive,
     RequestPostponement,
     ResumeStable,
-    StableProcessed,
     StopLive,
-    TentativeProcessed,
-    UpstreamReported,
-    Woken,
 )
 from rekindle.consistency.states import TRANSITIONS, ConsistencyEvent, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
@@ -60,6 +51,8 @@ EPOCH_BYTES = memory_bytes(pa.table({"n": [0]}, schema=SCHEMA))
 """Of memory: each epoch of a world has one row."""
 MODULUS = 2**61 - 1
 
+Happened = Callable[[Any, float], list[Any]]
+"""A call of a method of a task's core, at a time."""
 Cell = tuple[ConsistencyState, ConsistencyEvent]
 COVERED: Counter[Cell] = Counter()
 """How often each cell of the table was used, by all worlds of a process."""
@@ -183,7 +176,7 @@ class Link:
         if report == self.reported:
             return False
         self.reported = report
-        self.task.step(UpstreamReported(self.channel, *report))
+        self.task.step(lambda core, now: core.upstream_reported(self.channel, *report, now))
         return True
 
     def _stable(self) -> bool:
@@ -228,19 +221,21 @@ class Task:
     def receive(self, channel: Channel, record: Record, live: bool) -> None:
         if record.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
             self.arrived.setdefault(record.epoch, self.world.now)
-        self.step(BatchReceived(channel, record.batch, live))
+        self.step(lambda core, now: core.batch_received(channel, record.batch, now, live=live))
+        self.note_buffered()
 
-    def step(self, event: ConsistencyInput) -> None:
-        for effect in self.core.step(event, self.world.now):
+    def wake(self) -> None:
+        self.step(ConsistencyCore.woken)
+
+    def step(self, happened: Happened) -> None:
+        for effect in happened(self.core, self.world.now):
             self._perform(effect)
-        if isinstance(event, BatchReceived):
-            self.note_buffered()
         for link in self.links.values():
             link.deliver_now()
         wake_at = self.core.wake_at
         if wake_at is not None and wake_at != self.woken_at:
             self.woken_at = wake_at
-            self.world.at(wake_at, partial(self.step, Woken()))
+            self.world.at(wake_at, self.wake)
 
     def note_buffered(self) -> None:
         """After a batch: nothing else makes more of them."""
@@ -296,13 +291,13 @@ class Task:
         for epoch in epochs:
             self.states[0] = fold(self.states[0], epoch)
             self._append(BatchKind.STABLE, epoch.epoch, self.states[0])
-        self.step(StableProcessed(epochs[-1].epoch))
+        self.step(lambda core, now: core.stable_processed(epochs[-1].epoch, now))
 
     def _tentative(self, call: ProcessTentative) -> None:
         state = self.states[call.attempt] = fold(self.states[call.attempt], call.epoch)
         epoch = call.epoch.epoch
         self._append(BatchKind.TENTATIVE, epoch, state, call.attempt, len(call.channels))
-        self.step(TentativeProcessed(call.attempt, epoch))
+        self.step(lambda core, now: core.tentative_processed(call.attempt, epoch, now))
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,15 +418,19 @@ class Replicas(World):
         replica = self.tasks.index(task)
         match effect:
             case RequestPostponement(lease_s):
-                self._deliver(1 - replica, PostponementRequested(replica, lease_s))
+                self._deliver(
+                    replica, lambda core, now: core.postponement_requested(replica, lease_s, now)
+                )
             case EndPostponement():
-                self._deliver(1 - replica, PromiseEnded())
-            case AnswerPartner(promised, lease_s):
-                answer = PartnerPromised(lease_s) if promised else PartnerRefused()
-                self._deliver(1 - replica, answer)
+                self._deliver(replica, ConsistencyCore.promise_ended)
+            case AnswerPartner(promised=True, lease_s=lease_s):
+                self._deliver(replica, lambda core, now: core.partner_promised(lease_s, now))
+            case AnswerPartner():
+                self._deliver(replica, ConsistencyCore.partner_refused)
 
-    def _deliver(self, replica: int, event: ConsistencyInput) -> None:
-        self.at(self.now + self.MESSAGE_S, partial(self.tasks[replica].step, event))
+    def _deliver(self, replica: int, happened: Happened) -> None:
+        """To the partner of a replica."""
+        self.at(self.now + self.MESSAGE_S, partial(self.tasks[1 - replica].step, happened))
 
 
 def failure_free(options: WorldOptions, epochs: int) -> list[list[int]]:

@@ -16,7 +16,6 @@ from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
-from rekindle.streams.replica_choice import RoutesChanged
 from rekindle.streams.wire import ReadRequest, ReadResponse, StreamProgress, StreamUnavailable
 from rekindle_testing.waiting import eventually
 
@@ -25,18 +24,16 @@ A, B, C = "10.0.0.1:8815", "10.0.0.2:8815", "10.0.0.3:8815"
 
 def routes_to(
     *addresses: str, suspected: str = "", lagging: tuple[str, ...] = (), incarnation: int = 1
-) -> RoutesChanged:
-    return RoutesChanged(
-        tuple(
-            Endpoint(
-                address=a,
-                replica=i,
-                incarnation=incarnation,
-                suspected=a == suspected,
-                lagging=a in lagging,
-            )
-            for i, a in enumerate(addresses)
+) -> tuple[Endpoint, ...]:
+    return tuple(
+        Endpoint(
+            address=a,
+            replica=i,
+            incarnation=incarnation,
+            suspected=a == suspected,
+            lagging=a in lagging,
         )
+        for i, a in enumerate(addresses)
     )
 
 

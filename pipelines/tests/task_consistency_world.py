@@ -7,13 +7,14 @@ and results come from a log and its branches. The engine may fail, and calls tak
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from consistency_world import (
     SCHEMA,
+    Happened,
     Record,
     Stream,
     Task,
@@ -24,37 +25,31 @@ from consistency_world import (
 )
 
 from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencyInput,
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
     ReadLive,
     ResumeStable,
     StopLive,
-    UpstreamReported,
-    Woken,
 )
 from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
-from rekindle.task.core import events
 from rekindle.task.core.branches import BranchesCore
+from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
-    EngineFailed,
-    EngineRestarted,
-    EpochsAppended,
-    EpochsProcessed,
+    LoopCore,
+    LoopEffect,
     ProcessEpochs,
     RestartEngine,
-    TentativeAppended,
-    TentativeFailed,
 )
 from rekindle.task.core.messages import (
     HeadAdvanced,
+    InputReported,
+    LoopReported,
     PollReceived,
     Respond,
     TaskCoreEvent,
@@ -118,28 +113,26 @@ class CoreTask(Task):
         )
         self.send(PollReceived(poll))
 
-    def step(self, event: ConsistencyInput) -> None:
-        match event:
-            case BatchReceived() | UpstreamReported():
-                self.send(event)
-            case Woken():
-                self.send(events.Woken())
-            case _:
-                raise AssertionError(f"unexpected: {event}")
+    def step(self, happened: Happened) -> None:
+        self.send(InputReported(happened))
+
+    def wake(self) -> None:
+        self.send(Woken())
 
     def send(self, event: TaskCoreEvent) -> None:
         for effect in self.task_core.step(event, self.world.now):
             self._perform_effect(effect)
         if self.task_core.parts is None:
             return
-        if isinstance(event, BatchReceived):
-            self.note_buffered()
         for link in self.links.values():
             link.deliver_now()
         wake_at = self.task_core.wake_at
         if wake_at is not None and wake_at > self.world.now and wake_at != self.woken_at:
             self.woken_at = wake_at
-            self.world.at(wake_at, partial(self.step, Woken()))
+            self.world.at(wake_at, self.wake)
+
+    def report(self, happened: Callable[[LoopCore, float], list[LoopEffect]]) -> None:
+        self.send(LoopReported(happened))
 
     def _perform_effect(self, effect: TaskEffect) -> None:
         now = self.world.now
@@ -154,7 +147,7 @@ class CoreTask(Task):
             case AppendTentative():
                 self._append_tentative(effect)
             case RestartEngine():
-                self.world.at(now + RESTART_S, partial(self.send, EngineRestarted()))
+                self.world.at(now + RESTART_S, partial(self.report, LoopCore.engine_restarted))
             case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive():
                 self._perform(effect)
             case ResumeStable() | Respond() | RouteInputs() | SkipCheckpoint():
@@ -165,17 +158,18 @@ class CoreTask(Task):
                 raise AssertionError(f"unexpected: {effect}")
 
     def _process_call(self, call: ProcessEpochs) -> None:
-        self.send(self._processed(call))
+        self.report(self._processed(call))
 
-    def _processed(self, call: ProcessEpochs) -> TaskCoreEvent:
+    def _processed(self, call: ProcessEpochs) -> Callable[[LoopCore, float], list[LoopEffect]]:
         failures = self.fails.get(BatchKind.TENTATIVE if call.attempt else BatchKind.STABLE)
         match failures.pop() if failures else "":
             case "memory" if len(call.epochs) > 1 or call.attempt:
-                return EngineFailed(OutOfMemory("too much"))
+                return lambda loop, now: loop.engine_failed(OutOfMemory("too much"), now)
             case "crash" if len(call.epochs) > 1 or call.attempt:
-                return EngineFailed(EngineUnavailable("the JVM died", -9))
+                error = EngineUnavailable("the JVM died", -9)
+                return lambda loop, now: loop.engine_failed(error, now)
             case "operator" if call.attempt:
-                return TentativeFailed("a cast failed")
+                return lambda loop, now: loop.tentative_failed("a cast failed", now)
         assert isinstance(call.operators, FoldedState)
         stable = self.stable_state.operators
         assert call.operators == (self.forks.get(call.attempt, stable) if call.attempt else stable)
@@ -183,22 +177,23 @@ class CoreTask(Task):
         for epoch in call.epochs:
             value = fold(value, epoch)
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(value)))
-        self.result = FoldedState(value=value)
-        return EpochsProcessed(outputs, self.result)
+        state = self.result = FoldedState(value=value)
+        return lambda loop, now: loop.epochs_processed(outputs, state, now)
 
     def _append_stable(self, outputs: Sequence[EpochOutput]) -> None:
         for output in outputs:
             self._append(BatchKind.STABLE, output.epoch, value_of(output))
-        self.send(EpochsAppended([str(value_of(output)) for output in outputs]))
+        digests = [str(value_of(output)) for output in outputs]
+        self.report(lambda loop, now: loop.epochs_appended(digests, now))
 
     def _append_tentative(self, effect: AppendTentative) -> None:
         if self.appends_fail and self.appends_fail.pop() == "disk":
-            self.send(TentativeFailed("the disk is full"))
+            self.report(lambda loop, now: loop.tentative_failed("the disk is full", now))
             return
         output = effect.output
         self._append(BatchKind.TENTATIVE, output.epoch, value_of(output), effect.attempt)
         self.forks[effect.attempt] = self.result
-        self.send(TentativeAppended())
+        self.report(LoopCore.tentative_appended)
 
 
 def value_of(output: EpochOutput) -> int:

@@ -48,15 +48,7 @@ from rekindle.engine.state.runs import Run
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
 from rekindle.protocol import CheckpointDone, RestorePoint
-from rekindle.task.core.saver import (
-    EntriesRefused,
-    EntryCommitted,
-    EntrySaved,
-    SaverCore,
-    SaverEvent,
-    SaveState,
-    StateReached,
-)
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
 
 
@@ -447,8 +439,8 @@ class Saver:
         self.states = StateStore(store, "u")
         self.runs = {(n, v): Run(pa.table({"x": [v]})) for n in range(3) for v in range(3)}
 
-    def step(self, event: SaverEvent) -> None:
-        for effect in self.core.step(event, 0.0):
+    def perform(self, effects: list[SaverEffect]) -> None:
+        for effect in effects:
             assert isinstance(effect, SaveState)
             state = effect.state
             operators, previous = (f"op-{self.partition}",), None
@@ -459,7 +451,7 @@ class Saver:
             )
             assert ref.object is not None
             done = CheckpointDone(epoch=ref.epoch, object=ref.object, digest=ref.digest, bytes=1)
-            self.step(EntrySaved(done))
+            self.perform(self.core.entry_saved(done, 0.0))
 
 
 class History(RuleBasedStateMachine):
@@ -508,7 +500,7 @@ class History(RuleBasedStateMachine):
         saver = self.savers[p, replica]
         runs = [saver.runs[n, v] for n, v in enumerate(values)]
         state = State({f"op-{p}": of_runs(*runs)})
-        saver.step(StateReached(TaskState(self.epoch, 0, state)))
+        saver.perform(saver.core.state_reached(TaskState(self.epoch, 0, state), 0.0))
         if self.refused.pop(saver, None) is self.committed[p]:
             assert not self.needs([saver.core.saved()[-1].object]) & self.lost
 
@@ -550,11 +542,12 @@ class History(RuleBasedStateMachine):
         known = {*refused, *self.manifests.unrestorable}
         for saver in self.savers.values():
             ref = self.committed[saver.partition]
-            saver.step(EntryCommitted(RestorePoint(epoch=ref.epoch, object=ref.object)))
+            point = RestorePoint(epoch=ref.epoch, object=ref.object)
+            saver.perform(saver.core.entry_committed(point, 0.0))
             mine = {done.object for done in saver.core.saved()} | {ref.object or ""}
             if refused_now := frozenset(known & mine):
                 self.refused_at[saver] = self.epoch
-                saver.step(EntriesRefused(refused_now))
+                saver.perform(saver.core.entries_refused(refused_now, 0.0))
 
     @rule(killed_after=st.one_of(st.none(), st.integers(0, 5)))
     def collect(self, killed_after: int | None) -> None:

@@ -43,19 +43,7 @@ from rekindle.objects import Retry
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.events import Woken
-from rekindle.task.core.saver import (
-    EntriesRefused,
-    EntryCommitted,
-    EntrySaved,
-    SaveFailed,
-    SaverCore,
-    SaverEvent,
-    SaveState,
-    StateComplete,
-    StateIncomplete,
-    StateReached,
-)
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -188,16 +176,16 @@ class Replica:
             _, found, self.fetch = self.states.open(ref.object)
             self.state = match_columns(world.model.shape, found.operators.get("op", EMPTY), "op")
             self.epoch = ref.epoch
-            self.step(StateIncomplete())
+            self.step(self.core.state_incomplete)
             self.check()
 
     @property
     def complete(self) -> bool:
         return self.fetch is None or self.fetch.complete
 
-    def step(self, event: SaverEvent) -> None:
+    def step(self, happened: Callable[[float], list[SaverEffect]]) -> None:
         self.clock += 60  # each back-off has ended
-        for effect in self.core.step(event, self.clock):
+        for effect in happened(self.clock):
             if isinstance(effect, SaveState):
                 self.to_save = effect
 
@@ -229,15 +217,15 @@ class Replica:
             of = save.state
             ref = self.states.save("s", 0, of.epoch, 0, ("op",), of.operators, previous)
         except (StoreError, DiskFull) as error:
-            self.step(SaveFailed(str(error)))
+            self.step(partial(self.core.save_failed, str(error)))
             raise
         assert ref.object is not None
         done = CheckpointDone(epoch=ref.epoch, object=ref.object, digest=ref.digest, bytes=1)
-        self.step(EntrySaved(done))
+        self.step(partial(self.core.entry_saved, done))
 
     def checkpoint(self) -> None:
         operators = State({"op": self.state}).with_joined_deltas()
-        self.step(StateReached(TaskState(self.epoch, 0, operators)))
+        self.step(partial(self.core.state_reached, TaskState(self.epoch, 0, operators)))
 
     def read(self, number: int) -> None:
         """A reader that needs any object."""
@@ -257,7 +245,7 @@ class Replica:
 
     def note_fetched(self) -> None:
         if self.complete:
-            self.step(StateComplete())
+            self.step(self.core.state_complete)
 
 
 def _outcome(result: Future[None], _: Replica) -> None:
@@ -355,10 +343,11 @@ class World:
 
     def tell(self, replica: Replica) -> None:
         ref = self.refs[0]
-        replica.step(EntryCommitted(RestorePoint(epoch=ref.epoch, object=ref.object)))
+        point = RestorePoint(epoch=ref.epoch, object=ref.object)
+        replica.step(partial(replica.core.entry_committed, point))
         mine = {done.object for done in replica.core.saved()} | {ref.object or ""}
         if refused := frozenset(self.manifests.unrestorable.keys() & mine):
-            replica.step(EntriesRefused(refused))
+            replica.step(partial(replica.core.entries_refused, refused))
 
     def commit(self, number: int, which: int) -> None:
         if (replica := self.replicas.get(number)) is None:
@@ -369,7 +358,7 @@ class World:
         assert self.digests.setdefault(done.epoch, done.digest) == done.digest
         assert replica.complete, "it has read all that the entry may refer to"
         if self.manifests.not_committable([done.object]):
-            replica.step(EntriesRefused(frozenset({done.object})))
+            replica.step(partial(replica.core.entries_refused, frozenset({done.object})))
             return
         ref = EntryRef(done.epoch, done.object, done.digest, 1)
         kept = [r for r in self.refs if r.object not in self.manifests.unrestorable]
@@ -503,7 +492,7 @@ def recover(world: World) -> None:
         replica.read_all()
         if replica.to_save is not None:
             replica.save()
-        replica.step(Woken())
+        replica.step(replica.core.woken)
         replica.checkpoint()
         while replica.to_save is not None:
             replica.save()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 from consistency_world import (
     CALL_S,
@@ -16,24 +19,18 @@ from consistency_world import (
 
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencyInput,
+    ConsistencyEffect,
     ConsistencySettings,
     DropFork,
     EmitReconciliationDone,
     EmitUndo,
     ForkState,
     InvalidInput,
-    MaxDelayChanged,
     Policy,
     ProcessStable,
     ProcessTentative,
     ReadLive,
-    StableProcessed,
     StopLive,
-    TentativeProcessed,
-    UpstreamReported,
-    Woken,
 )
 from rekindle.consistency.states import ConsistencyState
 from rekindle.streams.epochs import BatchKind
@@ -90,7 +87,7 @@ def test_the_first_tentative_epoch_waits_for_its_deadline() -> None:
 @pytest.mark.parametrize("policy", [Policy.PROCESS, Policy.DELAY])
 def test_only_delay_waits_for_tentative_input(policy: Policy) -> None:
     manager = core(during_failure=policy)
-    manager.step(received(0, BatchKind.TENTATIVE), 0.0)
+    receive(manager, 0.0, 0, BatchKind.TENTATIVE)
     waits = policy is Policy.DELAY
     assert (manager.wake_at is not None and manager.wake_at > 0.0) == waits
     assert (manager.tentative_epoch is None) == waits
@@ -261,18 +258,18 @@ def test_live_input_is_bounded_behind_an_undone_epoch() -> None:
     channel = Channel(0, 0)
     settings = ConsistencySettings([[0]], [SCHEMA], max_delay_s=3.0, max_buffered_epochs=4)
     manager = ConsistencyCore(settings, next_epoch=0, watermark=-1)
-    manager.step(received(0, BatchKind.TENTATIVE, live=True), 0.0)  # in a call from now on
-    manager.step(received(1, BatchKind.TENTATIVE, live=True), 0.1)
-    manager.step(received(1, BatchKind.UNDO, live=True), 0.2)
+    receive(manager, 0.0, 0, BatchKind.TENTATIVE, live=True)  # in a call from now on
+    receive(manager, 0.1, 1, BatchKind.TENTATIVE, live=True)
+    receive(manager, 0.2, 1, BatchKind.UNDO, live=True)
     epoch = 2
     while manager.may_read(channel, live=True) and epoch < 20:
-        manager.step(received(epoch, BatchKind.TENTATIVE, live=True), 0.3)
+        receive(manager, 0.3, epoch, BatchKind.TENTATIVE, live=True)
         epoch += 1
     assert manager.buffered()[0] == 4
-    (call,) = manager.step(TentativeProcessed(1, 0), 0.4)
+    (call,) = manager.tentative_processed(1, 0, 0.4)
     assert isinstance(call, ProcessTentative)  # without the channel, which is beyond it
     assert (call.epoch.epoch, call.channels) == (1, ())
-    (call,) = manager.step(TentativeProcessed(1, 1), 0.5)
+    (call,) = manager.tentative_processed(1, 1, 0.5)
     assert isinstance(call, ProcessTentative)
     assert (call.epoch.epoch, call.channels) == (2, (channel,))
     assert manager.may_read(channel, live=True)
@@ -284,7 +281,7 @@ def test_a_delay_that_becomes_infinite_ends_tentative_output() -> None:
     world.cut(1)
     world.run(20)
     (task,) = world.tasks
-    task.step(MaxDelayChanged(None))
+    task.step(lambda core, now: core.max_delay_changed(None, now))
     world.run(30)
     assert of_kind(task, BatchKind.TENTATIVE)[-1].at <= 20.1
     world.heal(1)
@@ -335,51 +332,57 @@ def core(during_failure: Policy = Policy.PROCESS) -> ConsistencyCore:
     return ConsistencyCore(settings, next_epoch=0, watermark=-1)
 
 
-def received(
-    epoch: int, kind: BatchKind = BatchKind.STABLE, *, live: bool = False
-) -> BatchReceived:
-    return BatchReceived(Channel(0, 0), Record(0.0, kind, epoch).batch, live)
+def receive(
+    manager: ConsistencyCore,
+    now: float,
+    epoch: int,
+    kind: BatchKind = BatchKind.STABLE,
+    *,
+    live: bool = False,
+) -> list[ConsistencyEffect]:
+    batch = Record(0.0, kind, epoch).batch
+    return manager.batch_received(Channel(0, 0), batch, now, live=live)
 
 
 def test_a_stable_epoch_that_was_left_out_is_an_error() -> None:
     manager = core()
-    manager.step(received(0), 0.0)
+    receive(manager, 0.0, 0)
     with pytest.raises(InvalidInput, match="stable epoch 2 of stream s/0 follows 0"):
-        manager.step(received(2), 0.0)
+        receive(manager, 0.0, 2)
 
 
 def test_a_stable_epoch_may_come_twice() -> None:
     manager = core()
-    assert len(manager.step(received(0), 0.0)) == 1
-    assert manager.step(received(0), 0.0) == []
+    assert len(receive(manager, 0.0, 0)) == 1
+    assert receive(manager, 0.0, 0) == []
 
 
 def test_a_result_that_was_not_asked_for_is_an_error() -> None:
     manager = core()
-    manager.step(received(0), 0.0)
+    receive(manager, 0.0, 0)
     with pytest.raises(InvalidInput, match="stable epoch 3 was processed"):
-        manager.step(StableProcessed(3), 0.1)
+        manager.stable_processed(3, 0.1)
 
 
 def test_a_tentative_result_in_state_stable_shows_the_history() -> None:
     manager = core()
-    manager.step(received(0), 0.0)
+    receive(manager, 0.0, 0)
     with pytest.raises(Exception, match="transitions before: STABLE: stable epoch arrived"):
-        manager.step(TentativeProcessed(1, 0), 0.1)
+        manager.tentative_processed(1, 0, 0.1)
 
 
 def test_a_single_tentative_input_is_processed_and_corrected() -> None:
     manager = core(Policy.DELAY)
     channel = Channel(0, 0)
-    assert manager.step(received(0, BatchKind.TENTATIVE), 0.0) == [ReadLive(channel, 0)]
+    assert receive(manager, 0.0, 0, BatchKind.TENTATIVE) == [ReadLive(channel, 0)]
     assert manager.wake_at == pytest.approx(WAIT_S)
-    fork, call = manager.step(Woken(), WAIT_S)
+    fork, call = manager.woken(WAIT_S)
     assert fork == ForkState(attempt=1, after=-1)
     assert isinstance(call, ProcessTentative)
     assert call.channels == (channel,)
-    assert manager.step(TentativeProcessed(1, 0), 3.0) == []
-    assert manager.step(received(0), 4.0)[0] == EmitUndo(0)
-    done = manager.step(StableProcessed(0), 4.1)
+    assert manager.tentative_processed(1, 0, 3.0) == []
+    assert receive(manager, 4.0, 0)[0] == EmitUndo(0)
+    done = manager.stable_processed(0, 4.1)
     assert done == [DropFork(1), EmitReconciliationDone(0), StopLive(channel)]
 
 
@@ -388,12 +391,12 @@ def test_tentative_input_that_is_corrected_already_is_not_hurried() -> None:
     first, second = Channel(0, 0), Channel(1, 0)
     settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
     manager = ConsistencyCore(settings, next_epoch=0, watermark=-1)
-    manager.step(UpstreamReported(first, stable=-1, tentative=0), 0.0)
-    manager.step(received(0, BatchKind.TENTATIVE, live=True), 0.1)
-    manager.step(UpstreamReported(first, stable=0, tentative=-1), 0.5)
+    manager.upstream_reported(first, stable=-1, tentative=0, now=0.0)
+    receive(manager, 0.1, 0, BatchKind.TENTATIVE, live=True)
+    manager.upstream_reported(first, stable=0, tentative=-1, now=0.5)
     stable = Record(0.0, BatchKind.STABLE, 0).batch
-    assert manager.step(BatchReceived(second, stable), 0.6) == []
-    assert isinstance(manager.step(received(0), 0.7)[0], ProcessStable)
+    assert manager.batch_received(second, stable, 0.6) == []
+    assert isinstance(receive(manager, 0.7, 0)[0], ProcessStable)
     assert manager.state is ConsistencyState.STABLE
 
 
@@ -403,30 +406,30 @@ def test_stabilization_ends_after_the_fork_is_passed() -> None:
     settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=3.0)
     manager = ConsistencyCore(settings, next_epoch=0, watermark=-1)
     zero, one = (Record(0.0, BatchKind.STABLE, epoch).batch for epoch in (0, 1))
-    manager.step(BatchReceived(here, zero), 0.0)
-    manager.step(Woken(), WAIT_S)
-    manager.step(TentativeProcessed(1, 0), 2.8)
-    manager.step(BatchReceived(here, one), 3.0)  # at once: the other channel has failed
-    manager.step(TentativeProcessed(1, 1), 3.1)
-    manager.step(UpstreamReported(late, stable=1, tentative=-1), 3.2)
-    manager.step(BatchReceived(late, zero), 3.2)
-    manager.step(StableProcessed(0), 3.3)
+    manager.batch_received(here, zero, 0.0)
+    manager.woken(WAIT_S)
+    manager.tentative_processed(1, 0, 2.8)
+    manager.batch_received(here, one, 3.0)  # at once: the other channel has failed
+    manager.tentative_processed(1, 1, 3.1)
+    manager.upstream_reported(late, stable=1, tentative=-1, now=3.2)
+    manager.batch_received(late, zero, 3.2)
+    manager.stable_processed(0, 3.3)
     assert manager.state is ConsistencyState.STABILIZATION
-    manager.step(BatchReceived(late, one), 3.4)
-    assert EmitReconciliationDone(1) in manager.step(StableProcessed(1), 3.5)
+    manager.batch_received(late, one, 3.4)
+    assert EmitReconciliationDone(1) in manager.stable_processed(1, 3.5)
 
 
 def test_a_part_is_corrected_when_the_upstream_says_it_is_done() -> None:
     """Epochs 0 and 1 are tentative; the upstream has corrected 0, and failed again."""
     manager = core()
-    manager.step(received(0, BatchKind.TENTATIVE), 0.0)
-    manager.step(Woken(), WAIT_S)
-    manager.step(received(1, BatchKind.TENTATIVE), 2.8)
-    manager.step(TentativeProcessed(1, 0), 2.9)
-    manager.step(TentativeProcessed(1, 1), 3.0)
-    assert manager.step(received(0), 3.1) == []
-    assert EmitUndo(0) in manager.step(received(0, BatchKind.RECONCILIATION_DONE), 3.2)
-    assert EmitReconciliationDone(0) in manager.step(StableProcessed(0), 3.3)
+    receive(manager, 0.0, 0, BatchKind.TENTATIVE)
+    manager.woken(WAIT_S)
+    receive(manager, 2.8, 1, BatchKind.TENTATIVE)
+    manager.tentative_processed(1, 0, 2.9)
+    manager.tentative_processed(1, 1, 3.0)
+    assert receive(manager, 3.1, 0) == []
+    assert EmitUndo(0) in receive(manager, 3.2, 0, BatchKind.RECONCILIATION_DONE)
+    assert EmitReconciliationDone(0) in manager.stable_processed(0, 3.3)
     assert manager.state is ConsistencyState.UP_FAILURE
 
 
@@ -445,28 +448,29 @@ def test_an_ended_correction_counts_for_the_upstream_that_has_it(policy: Policy)
     stable epochs through 20 only."""
     manager = two_inputs(during_stabilization=policy)
     here, lost = Channel(0, 0), Channel(1, 0)
-    undone, late, pending = 0, list[float](), list[ConsistencyInput]()
+    undone, late, pending = 0, list[float](), list[Callable[[float], list[ConsistencyEffect]]]()
     for tick in range(1000):
         now = tick / 10
         if tick % 10 == 0:
-            pending.append(BatchReceived(here, Record(0.0, BatchKind.STABLE, tick // 10).batch))
+            batch = Record(0.0, BatchKind.STABLE, tick // 10).batch
+            pending.append(partial(manager.batch_received, here, batch))
         if tick == 405:
-            pending.append(UpstreamReported(lost, stable=39, tentative=-1))
+            pending.append(partial(manager.upstream_reported, lost, 39, -1))
             ended = Record(0.0, BatchKind.RECONCILIATION_DONE, 39).batch
-            pending.append(BatchReceived(lost, ended))
+            pending.append(partial(manager.batch_received, lost, ended))
             stable = [Record(0.0, BatchKind.STABLE, epoch).batch for epoch in range(25)]
-            pending += [BatchReceived(lost, batch) for batch in stable]
+            pending += [partial(manager.batch_received, lost, batch) for batch in stable]
         if tick == 450:
-            pending.append(UpstreamReported(lost, stable=20, tentative=-1))
-        pending.append(Woken())
+            pending.append(partial(manager.upstream_reported, lost, 20, -1))
+        pending.append(manager.woken)
         while pending:
-            for effect in manager.step(pending.pop(0), now):
+            for effect in pending.pop(0)(now):
                 match effect:
                     case ProcessStable(epochs):
-                        pending.append(StableProcessed(epochs[-1].epoch))
+                        pending.append(partial(manager.stable_processed, epochs[-1].epoch))
                     case ProcessTentative(attempt, epoch):
                         late.append(now - epoch.epoch)
-                        pending.append(TentativeProcessed(attempt, epoch.epoch))
+                        pending.append(partial(manager.tentative_processed, attempt, epoch.epoch))
                     case EmitUndo():
                         undone += 1
     assert undone == 1
@@ -475,10 +479,10 @@ def test_an_ended_correction_counts_for_the_upstream_that_has_it(policy: Policy)
 
 def test_undo_waits_for_the_epoch_that_is_being_processed() -> None:
     manager = core()
-    manager.step(received(0, BatchKind.TENTATIVE), 0.0)
-    manager.step(Woken(), WAIT_S)
-    assert manager.step(received(0), 2.8) == []
-    assert EmitUndo(0) in manager.step(TentativeProcessed(1, 0), 2.9)
+    receive(manager, 0.0, 0, BatchKind.TENTATIVE)
+    manager.woken(WAIT_S)
+    assert receive(manager, 2.8, 0) == []
+    assert EmitUndo(0) in manager.tentative_processed(1, 0, 2.9)
 
 
 def test_suspend_is_no_policy_during_a_failure() -> None:

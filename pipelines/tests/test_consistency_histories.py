@@ -14,16 +14,7 @@ from consistency_world import COVERED, EPOCH_BYTES, Task, World, WorldOptions, f
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.consistency.messages import (
-    ConsistencyInput,
-    MaxDelayChanged,
-    PartnerChanged,
-    PartnerPromised,
-    PartnerRefused,
-    Policy,
-    PostponementRequested,
-    PromiseEnded,
-)
+from rekindle.consistency.messages import Policy
 from rekindle.consistency.states import ROWS, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
 
@@ -90,23 +81,24 @@ def play(
     world.heal_all()
     if partners:
         for task in world.tasks:
-            task.step(PartnerChanged(False))
-            task.step(MaxDelayChanged(options.max_delay_s))
+            task.step(lambda core, now: core.partner_changed(False, now))
+            task.step(lambda core, now: core.max_delay_changed(options.max_delay_s, now))
     world.run(world.now + settle_s)
     return world
 
 
 def disturb(random: Random, world: World) -> None:
     """What partners may say, at any time."""
-    events: list[ConsistencyInput] = [
-        PostponementRequested(1, random.uniform(0.1, 5)),
-        PromiseEnded(),
-        PartnerPromised(random.uniform(0.1, 5)),
-        PartnerRefused(),
-        PartnerChanged(random.random() < 0.8),
-        MaxDelayChanged(random.choice([X_S, None])),
+    events: list[tuple[str, tuple[object, ...]]] = [
+        ("postponement_requested", (1, random.uniform(0.1, 5))),
+        ("promise_ended", ()),
+        ("partner_promised", (random.uniform(0.1, 5),)),
+        ("partner_refused", ()),
+        ("partner_changed", (random.random() < 0.8,)),
+        ("max_delay_changed", (random.choice([X_S, None]),)),
     ]
-    random.choice(world.tasks).step(random.choice(events))
+    task, (name, arguments) = random.choice(world.tasks), random.choice(events)
+    task.step(lambda core, now: getattr(core, name)(*arguments, now))
 
 
 def check_output(task: Task) -> None:

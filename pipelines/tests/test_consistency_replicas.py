@@ -10,7 +10,7 @@ from consistency_world import CALL_S, Replicas, WorldOptions, failure_free
 from hypothesis import given
 from test_consistency_histories import SEEDS, X_S, check_output, drawn_cuts, outputs
 
-from rekindle.consistency.messages import PartnerChanged, Policy
+from rekindle.consistency.messages import Policy
 from rekindle.consistency.states import ConsistencyState
 from rekindle.streams.epochs import BatchKind
 
@@ -85,7 +85,7 @@ def test_a_replica_stabilizes_when_its_partner_is_lost() -> None:
     world.run(50.5)
     stabilization = ConsistencyState.STABILIZATION
     assert world.states == [stabilization, ConsistencyState.UP_FAILURE]
-    world.tasks[1].step(PartnerChanged(False))
+    world.tasks[1].step(lambda core, now: core.partner_changed(False, now))
     assert world.states == [stabilization, stabilization]
 
 

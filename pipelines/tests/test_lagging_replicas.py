@@ -15,7 +15,7 @@ from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.coordinator.tasks.routes import serving_replicas, upstreams
 from rekindle.protocol import PollResponse, TaskRef
-from rekindle.streams.replica_choice import ReplicaChoice, RoutesChanged, SwitchReplica
+from rekindle.streams.replica_choice import ReplicaChoice, SwitchReplica
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_topology
 
@@ -65,7 +65,7 @@ class Reader:
         serving = serving_replicas(self._members, is_untrusted=lambda _: False)
         (upstream,) = upstreams(Slot("out", 0, 0), self._graph, serving, lambda t: t.suspected)
         before = self.choice.current
-        effects = self.choice.step(RoutesChanged(upstream.endpoints), self.now)
+        effects = self.choice.routes_changed(upstream.endpoints, self.now)
         if before is not None:
             self.left += [before for e in effects if isinstance(e, SwitchReplica)]
 

@@ -392,7 +392,7 @@ def test_a_reader_gives_up_on_an_epoch_that_is_too_large() -> None:
 
     harness.reader._connect = lambda a: TooLarge(harness.replicas, a)
     harness.reader._on_fatal = refused.append
-    harness.reader.route(routes_to(A).endpoints)
+    harness.reader.route(routes_to(A))
     eventually(lambda: bool(refused))
     harness.close()
     assert isinstance(refused[0], EpochTooLarge)

@@ -70,7 +70,7 @@ class Edges:
         self.io = started_io()
         self.readers = [self._reader(n) for n in range(count)]
         for reader in self.readers:
-            reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
+            reader.route(routes_to(f"{ADDRESS}:{server.port}"))
 
     def _reader(self, partition: int) -> PartitionReader:
         got = self.got[partition]
@@ -250,7 +250,7 @@ def test_readers_without_a_call_close_their_connections(log: OutputLog) -> None:
         for _ in range(5)
     ]
     for reader in readers:
-        reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
+        reader.route(routes_to(f"{ADDRESS}:{server.port}"))
     eventually(lambda: len(got) >= 5 and all(r._calling is None for r in readers))
     assert any(r._client is not None for r in readers)
     for reader in readers:

@@ -14,49 +14,33 @@ from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.client import StreamClient
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.reader import PartitionReader
-from rekindle.streams.reader_core import (
-    LiveReturned,
-    ReadEpochs,
-    ReaderCore,
-    ReaderWoken,
-    Subscription,
-)
-from rekindle.streams.replica_choice import (
-    REPORTED_STATE_VALID_S,
-    CallFailed,
-    EpochsReceived,
-    LiveReceived,
-    ReplicaChoice,
-    RoutesChanged,
-    SwitchReplica,
-)
+from rekindle.streams.reader_core import ReadEpochs, ReaderCore, Subscription
+from rekindle.streams.replica_choice import REPORTED_STATE_VALID_S, ReplicaChoice, SwitchReplica
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.waiting import eventually
 
 STABLE, UP_FAILURE, STABILIZATION = ConsistencyState
 
 
-def routes(lagging: str = "", **states: ConsistencyState) -> RoutesChanged:
+def routes(lagging: str = "", **states: ConsistencyState) -> tuple[Endpoint, ...]:
     """`lagging`: names of replicas."""
     addresses = {"a": A, "b": B, "c": C}
-    return RoutesChanged(
-        tuple(
-            Endpoint(
-                address=addresses[name],
-                replica=at,
-                incarnation=1,
-                state=state,
-                lagging=name in lagging,
-            )
-            for at, (name, state) in enumerate(states.items())
+    return tuple(
+        Endpoint(
+            address=addresses[name],
+            replica=at,
+            incarnation=1,
+            state=state,
+            lagging=name in lagging,
         )
+        for at, (name, state) in enumerate(states.items())
     )
 
 
 def choice(live: bool, **states: ConsistencyState) -> ReplicaChoice:
     made = ReplicaChoice(5, stall_s=1000, live=live)
-    made.step(routes_to(A), 0)
-    made.step(routes(**states), 100)
+    made.routes_changed(routes_to(A), 0)
+    made.routes_changed(routes(**states), 100)
     return made
 
 
@@ -76,18 +60,24 @@ def test_a_live_reader_stays_with_the_replica_that_serves_while_the_other_correc
     """The stable epochs of the one that serves stand still, so it lags; the new input of the other
     one is suspended."""
     made = choice(True, a=STABILIZATION, b=UP_FAILURE)
-    assert made.step(routes("b", a=STABILIZATION, b=UP_FAILURE), 101) == []
-    assert made.step(routes("b", a=STABLE, b=UP_FAILURE), 102) == [SwitchReplica(A, 5)]
+    assert made.routes_changed(routes("b", a=STABILIZATION, b=UP_FAILURE), 101) == []
+    assert made.routes_changed(routes("b", a=STABLE, b=UP_FAILURE), 102) == [SwitchReplica(A, 5)]
     other = choice(True, a=STABLE, b=STABLE)
-    assert other.step(routes("b", a=STABILIZATION, b=UP_FAILURE), 101) == [SwitchReplica(B, 5)]
+    assert other.routes_changed(routes("b", a=STABILIZATION, b=UP_FAILURE), 101) == [
+        SwitchReplica(B, 5)
+    ]
     stable = choice(False, a=UP_FAILURE, b=UP_FAILURE)
-    assert stable.step(routes("a", a=UP_FAILURE, b=STABILIZATION), 101) == [SwitchReplica(B, 5)]
+    assert stable.routes_changed(routes("a", a=UP_FAILURE, b=STABILIZATION), 101) == [
+        SwitchReplica(B, 5)
+    ]
 
 
 @pytest.mark.parametrize(("live", "first"), [(True, A), (False, B)])
 def test_a_stable_reader_prefers_a_replica_in_stabilization(live: bool, first: str) -> None:
     made = ReplicaChoice(5, stall_s=1000, live=live)
-    assert made.step(routes(a=UP_FAILURE, b=STABILIZATION), 0) == [SwitchReplica(first, 5)]
+    assert made.routes_changed(routes(a=UP_FAILURE, b=STABILIZATION), 0) == [
+        SwitchReplica(first, 5)
+    ]
 
 
 @pytest.mark.parametrize("live", [False, True])
@@ -99,24 +89,24 @@ def test_among_equals_a_reader_stays(live: bool, state: ConsistencyState) -> Non
 def test_a_reported_state_is_newer_than_that_of_the_routes() -> None:
     made = choice(False, a=STABLE, b=STABLE)
     made.record_state(A, UP_FAILURE, 100)
-    assert made.step(EpochsReceived(A, ()), 100) == [SwitchReplica(B, 5)]
+    assert made.epochs_received(A, (), 100) == [SwitchReplica(B, 5)]
     made.record_state(B, UP_FAILURE, 100.1)
-    assert made.step(routes(a=STABLE, b=STABLE), 100.2) == []
+    assert made.routes_changed(routes(a=STABLE, b=STABLE), 100.2) == []
     later = 100.2 + REPORTED_STATE_VALID_S
-    assert made.step(routes(a=STABLE, b=STABLE), later) == [SwitchReplica(A, 5)]
+    assert made.routes_changed(routes(a=STABLE, b=STABLE), later) == [SwitchReplica(A, 5)]
 
 
 def test_a_stable_replica_that_failed_is_not_preferred() -> None:
     made = choice(False, a=STABLE, b=STABLE)
-    made.step(CallFailed(A), 100)
+    made.call_failed(A, 100)
     made.record_state(B, UP_FAILURE, 101)
-    assert made.step(routes(a=STABLE, b=UP_FAILURE), 105) == []
-    assert made.step(routes(a=STABLE, b=UP_FAILURE), 131) == [SwitchReplica(A, 5)]
+    assert made.routes_changed(routes(a=STABLE, b=UP_FAILURE), 105) == []
+    assert made.routes_changed(routes(a=STABLE, b=UP_FAILURE), 131) == [SwitchReplica(A, 5)]
 
 
 def test_a_live_reader_skips_epochs_older_than_the_newest_received() -> None:
     made = choice(True, a=STABLE)
-    assert made.step(LiveReceived(A, next_epoch=9, new=True), 101) == []
+    assert made.live_received(A, next_epoch=9, new=True, now=101) == []
     assert made.next_epoch == 9
 
 
@@ -124,19 +114,19 @@ def test_a_live_reader_skips_epochs_older_than_the_newest_received() -> None:
 
 
 def call_of(core: ReaderCore, now: float) -> ReadEpochs:
-    (*_, call) = core.step(ReaderWoken(has_buffer_space=True), now)
+    (*_, call) = core.woken(has_buffer_space=True, now=now)
     assert isinstance(call, ReadEpochs)
     return call
 
 
 def test_a_live_reader_goes_on_at_its_position() -> None:
     core = ReaderCore(Subscription("s", 0, 5, live=True), stall_s=3)
-    core.step(routes_to(A), 0)
+    core.routes_changed(routes_to(A), 0)
     call = call_of(core, 0)
     assert (call.epoch, call.position) == (5, LivePosition())
     at = LivePosition(boot="boot", span=4, epoch=8)
-    core.step(
-        LiveReturned(call.call, head=9, state=UP_FAILURE, next_epoch=7, newest=7, position=at), 0
+    core.live_returned(
+        call.call, head=9, state=UP_FAILURE, next_epoch=7, newest=7, position=at, now=0
     )
     call = call_of(core, 0)
     assert (call.address, call.epoch, call.position) == (A, 7, at)
@@ -145,20 +135,13 @@ def test_a_live_reader_goes_on_at_its_position() -> None:
 def test_at_another_replica_only_newer_epochs_are_read() -> None:
     """A position in one replica's output means nothing to another replica."""
     core = ReaderCore(Subscription("s", 0, 5, live=True), stall_s=3)
-    core.step(routes_to(A, B), 0)
+    core.routes_changed(routes_to(A, B), 0)
     call = call_of(core, 0)
-    core.step(
-        LiveReturned(
-            call.call,
-            head=9,
-            state=UP_FAILURE,
-            next_epoch=7,
-            newest=7,
-            position=LivePosition(boot="boot", span=4, epoch=8),
-        ),
-        0,
+    at = LivePosition(boot="boot", span=4, epoch=8)
+    core.live_returned(
+        call.call, head=9, state=UP_FAILURE, next_epoch=7, newest=7, position=at, now=0
     )
-    core.step(routes(a=UP_FAILURE, b=STABLE), 50)
+    core.routes_changed(routes(a=UP_FAILURE, b=STABLE), 50)
     call = call_of(core, 50)
     assert (call.address, call.epoch, call.position) == (B, 8, LivePosition())
 

@@ -92,7 +92,7 @@ def read_both(first: str, second: str, expected: int) -> PartitionReader:
     """A reader of two replicas, after it has all epochs."""
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    reader.route(routes_to(first, second).endpoints)
+    reader.route(routes_to(first, second))
     eventually(lambda: len(got) >= expected, 30)
     assert got == list(range(expected))
     reader.close()
@@ -129,10 +129,10 @@ def test_an_abandoned_call_is_cancelled_at_once(healthy: str) -> None:
     peer = Peer(lambda connected: None)
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    reader.route(routes_to(peer.address).endpoints)
+    reader.route(routes_to(peer.address))
     eventually(lambda: peer.accepted)
     began = time.monotonic()
-    reader.route(routes_to(peer.address, healthy, suspected=peer.address).endpoints)
+    reader.route(routes_to(peer.address, healthy, suspected=peer.address))
     eventually(lambda: len(got) == 4)
     assert closed_within(peer.accepted[0], 5)
     assert time.monotonic() - began < 1.4  # its deadline is later
@@ -221,7 +221,7 @@ def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     before = native_threads()
     sockets = open_sockets()
     try:
-        reader.route(routes_to(address, healthy).endpoints)
+        reader.route(routes_to(address, healthy))
         eventually(lambda: len(got) == 2)
         os.kill(program.pid, signal.SIGSTOP)
         eventually(lambda: len(got) == 4, 20)
@@ -247,7 +247,7 @@ def test_a_task_of_an_earlier_release_is_named() -> None:
     reader = PartitionReader(
         io, Subscription("s", 0, 0), lambda b: None, has_buffer_space=lambda: True
     )
-    reader.route(routes_to(address).endpoints)
+    reader.route(routes_to(address))
     eventually(lambda: "use images of one release" in (reader.problem() or ""))
     reader.close()
     io.stop()
@@ -267,11 +267,11 @@ def test_refusals_are_reported_until_another_replica_serves(
     log.append(batch(0))
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
+    reader.route(routes_to(f"{ADDRESS}:{server.port}"))
     eventually(lambda: "needs the topology's token" in (reader.problem() or ""))
     open_server = StreamServer(ADDRESS, 0)
     open_server.serve_log(log)
-    reader.route(routes_to(f"{ADDRESS}:{open_server.port}").endpoints)
+    reader.route(routes_to(f"{ADDRESS}:{open_server.port}"))
     eventually(lambda: got == [0] and reader.problem() is None)
     reader.close()
     io.stop()

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from hypothesis import given
 from random_histories import histories
 from reader_parts import A, B, routes_to
 
+from rekindle.protocol import ConsistencyState
 from rekindle.streams.reader_core import (
     MAX_TIMEOUT_S,
     AbandonCall,
-    CallFailed,
-    CallLost,
-    CallReturned,
     ReadEpochs,
     ReaderCore,
-    ReaderEvent,
-    ReaderWoken,
+    ReaderEffect,
     Subscription,
 )
 from rekindle.streams.replica_choice import DeliverEpochs, SwitchReplica
@@ -38,8 +36,8 @@ class Upstream:
     timeouts: list[float] = field(default_factory=list)
     has_buffer_space: bool = True
 
-    def step(self, event: ReaderEvent) -> None:
-        for effect in self.core.step(event, self.now):
+    def perform(self, effects: Sequence[ReaderEffect]) -> None:
+        for effect in effects:
             match effect:
                 case ReadEpochs():
                     assert self.call is None, "one call at a time"
@@ -56,13 +54,13 @@ class Upstream:
                     pass
 
     def route_both(self) -> None:
-        self.step(routes_to(A, B))
+        self.perform(self.core.routes_changed(routes_to(A, B), self.now))
 
     def route_one(self) -> None:
-        self.step(routes_to(B))
+        self.perform(self.core.routes_changed(routes_to(B), self.now))
 
     def suspect(self) -> None:
-        self.step(routes_to(A, B, suspected=A))
+        self.perform(self.core.routes_changed(routes_to(A, B, suspected=A), self.now))
 
     def grow(self) -> None:
         self.last += 2
@@ -78,30 +76,31 @@ class Upstream:
         self.wake()
 
     def wake(self) -> None:
-        self.step(ReaderWoken(self.has_buffer_space))
+        self.perform(self.core.woken(self.has_buffer_space, self.now))
 
     def respond(self) -> None:
         call, self.call = self.call, None
         if call is not None:
-            self.step(self._response(call))
+            self._returned(call)
 
     def respond_late(self) -> None:
         """The result of a call that was abandoned arrives."""
         if self.abandoned:
-            self.step(self._response(self.abandoned.pop()))
+            self._returned(self.abandoned.pop())
 
-    def _response(self, call: ReadEpochs) -> CallReturned:
+    def _returned(self, call: ReadEpochs) -> None:
         epochs = range(max(0, call.epoch - 1), min(self.last, call.epoch + 1) + 1)
-        return CallReturned(call.call, self.last, tuple(epochs))
+        stable = ConsistencyState.STABLE
+        self.perform(self.core.call_returned(call.call, self.last, epochs, stable, self.now))
 
     def time_out(self) -> None:
         call, self.call = self.call, None
         if call is not None:
-            self.step(CallFailed(call.call, timed_out=True))
+            self.perform(self.core.call_failed(call.call, self.now, timed_out=True))
 
     def die(self) -> None:
         self.call = None
-        self.step(CallLost())
+        self.core.call_lost()
 
 
 MOVES = histories(
@@ -169,7 +168,8 @@ def test_a_reported_error_stays_until_a_call_succeeds() -> None:
     upstream = play(["route_both", "wake"])
     assert upstream.call is not None
     upstream.call = None
-    upstream.step(CallFailed(1, problem=f"{A} cannot be read: KeyError('x')"))
+    problem = f"{A} cannot be read: KeyError('x')"
+    upstream.perform(upstream.core.call_failed(1, upstream.now, problem=problem))
     assert upstream.core.problem() == f"epoch 5 of stream s/0: {A} cannot be read: KeyError('x')"
     upstream.wake()
     upstream.respond()
@@ -184,7 +184,8 @@ def test_an_error_of_every_replica_is_reported_if_it_stays() -> None:
         upstream.wake()
         assert upstream.call is not None
         call, upstream.call = upstream.call, None
-        upstream.step(CallFailed(call.call, message=f"{call.address}: the store is away {number}"))
+        message = f"{call.address}: the store is away {number}"
+        upstream.perform(upstream.core.call_failed(call.call, upstream.now, message=message))
     expected = "epoch 5 of stream s/0 cannot be read from any replica; the latest error: "
     assert (upstream.core.problem() or "").startswith(expected)
     assert "the store is away 15" in (upstream.core.problem() or "")

@@ -90,7 +90,7 @@ class Consumers:
         self.io = started_io()
         self.readers = [self._reader(index, count) for index in range(count)]
         for reader in self.readers:
-            reader.route(routes_to(f"{ADDRESS}:{server.port}").endpoints)
+            reader.route(routes_to(f"{ADDRESS}:{server.port}"))
 
     def _reader(self, index: int, count: int) -> PartitionReader:
         def deliver(batch: EpochBatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from consistency_world import SCHEMA, failure_free
@@ -15,12 +17,7 @@ from rekindle.consistency.messages import (
     AnswerPartner,
     ConsistencySettings,
     EndPostponement,
-    PartnerChanged,
-    PartnerPromised,
-    PartnerRefused,
     Policy,
-    PostponementRequested,
-    PromiseEnded,
     RequestPostponement,
 )
 from rekindle.protocol import ConsistencyState, Partner, Postponement, PostponementAnswer
@@ -147,26 +144,34 @@ def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
     assert not first._tentative_allowed
 
 
+def received(messages: PartnerMessages, partner: Partner | None, boot: str) -> list[Any]:
+    """The calls that messages of the partner lead to."""
+    core = Mock()
+    for event in messages.receive(partner, boot):
+        event(core, 0.0)
+    return core.mock_calls
+
+
 def test_a_partner_that_is_lost_for_a_moment_has_not_asked_again() -> None:
     messages = PartnerMessages()
     messages.receive(ASKING, "b")
     messages.send(AnswerPartner(promised=True, lease_s=10))
     messages.receive(None, "b")
-    assert messages.receive(ASKING, "b") == [PartnerChanged(present=True)]
+    assert received(messages, ASKING, "b") == [call.partner_changed(True, 0.0)]
 
 
 def test_a_repeated_request_is_received_once() -> None:
     messages = PartnerMessages()
     partner = Partner(replica=1, boot="b", asks=Postponement(number=1, lease_s=10))
-    assert messages.receive(partner, "a") == [
-        PartnerChanged(present=True),
-        PostponementRequested(1, lease_s=10),
+    assert received(messages, partner, "a") == [
+        call.partner_changed(True, 0.0),
+        call.postponement_requested(1, 10, 0.0),
     ]
     messages.send(AnswerPartner(promised=True, lease_s=10))
     assert messages.answer == PostponementAnswer(boot="b", number=1, promised=True)
     assert messages.receive(partner, "a") == []
     ended = partner.model_copy(update={"asks": Postponement(number=2, lease_s=0)})
-    assert messages.receive(ended, "a") == [PromiseEnded()]
+    assert received(messages, ended, "a") == [call.promise_ended(0.0)]
 
 
 def test_an_answer_to_an_older_request_is_ignored() -> None:
@@ -183,10 +188,10 @@ def test_an_answer_to_an_older_request_is_ignored() -> None:
 
     assert messages.receive(answered(1), "a") == []
     assert messages.receive(answered(2, boot="an earlier boot"), "a") == []
-    assert messages.receive(answered(2), "a") == [PartnerPromised(10)]
+    assert received(messages, answered(2), "a") == [call.partner_promised(10, 0.0)]
     assert messages.receive(answered(2), "a") == []
     messages.send(RequestPostponement(10))
-    assert messages.receive(answered(3, promised=False), "a") == [PartnerRefused()]
+    assert received(messages, answered(3, promised=False), "a") == [call.partner_refused(0.0)]
     messages.send(EndPostponement())
     assert messages.asks == Postponement(number=4, lease_s=0)
 
@@ -195,7 +200,7 @@ def test_a_partner_that_restarts_is_another_one() -> None:
     messages = PartnerMessages()
     messages.receive(Partner(replica=1, boot="b"), "a")
     messages.send(RequestPostponement(10))
-    after = messages.receive(Partner(replica=1, boot="c"), "a")
-    assert after == [PartnerChanged(present=False), PartnerChanged(present=True)]
+    after = received(messages, Partner(replica=1, boot="c"), "a")
+    assert after == [call.partner_changed(False, 0.0), call.partner_changed(True, 0.0)]
     assert messages.asks == Postponement(number=2, lease_s=0)
-    assert messages.receive(None, "a") == [PartnerChanged(present=False)]
+    assert received(messages, None, "a") == [call.partner_changed(False, 0.0)]

@@ -16,26 +16,22 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.events import Woken
-from rekindle.task.core.loop import (
-    AppendEpochs,
-    EpochsProcessed,
-    EpochsTaken,
-    ProcessEpochs,
-    TakeEpochs,
-)
+from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
 from rekindle.task.core.messages import (
     CallFailedPermanently,
     CallSink,
     HeadAdvanced,
+    LoopReported,
     PollReceived,
     RefusePoll,
     Respond,
+    SaverReported,
     SinkReported,
+    StateComplete,
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import EntrySaved, StateComplete, StateReached
-from rekindle.task.core.sink import OpenSink, SinkOpened
+from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -114,8 +110,8 @@ def test_a_task_reports_the_entry_whose_state_it_fetches() -> None:
     state = TaskState(3, 0, State())
     made.step(TaskRestored(state, 4, 3, complete=False), 0.0)
     done = CheckpointDone(epoch=7, object="next", digest="d", bytes=1)
-    made.saver.step(StateReached(TaskState(7, 0, State())), 0.0)
-    made.step(EntrySaved(done), 0.0)
+    made.saver.state_reached(TaskState(7, 0, State()), 0.0)
+    made.step(SaverReported(lambda saver, now: saver.entry_saved(done, now)), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == ("entry", ())
     made.step(StateComplete(), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == (None, (done,))
@@ -154,7 +150,8 @@ def test_a_lower_fence_changes_nothing() -> None:
 def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
     task_core = started()
     task_core.step(PollReceived(poll()), 0.0)
-    assert task_core.step(SinkReported(SINK, SinkOpened(7)), 0.0) == []
+    reported = SinkReported(SINK, lambda sink, now: sink.opened(7, None, now))
+    assert task_core.step(reported, 0.0) == []
     effects = task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
     assert CallSink(SINK, OpenSink(after=-1, read_first_epoch=False)) in effects
 
@@ -194,10 +191,12 @@ def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
     task_core = started()
     rows = RowsByDigest("d")
     epoch = EpochInput(0, 0, 0, (rows,))
-    (process,) = task_core.step(EpochsTaken([epoch]), 0.0)
+    taken = LoopReported(lambda loop, now: loop.epochs_taken([epoch], now))
+    (process,) = task_core.step(taken, 0.0)
     assert isinstance(process, ProcessEpochs)
     output = EpochOutput(0, 0, rows)
-    assert task_core.step(EpochsProcessed([output], State()), 0.0) == [AppendEpochs([output])]
+    processed = LoopReported(lambda loop, now: loop.epochs_processed([output], State(), now))
+    assert task_core.step(processed, 0.0) == [AppendEpochs([output])]
     assert task_core.response().stable_epoch == -1
 
 

@@ -13,17 +13,17 @@ from random_histories import histories
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskProblem
-from rekindle.task.core.loop import (
-    AppendEpochs,
-    EngineFailed,
-    EpochsAppended,
-    LoopRequestFailed,
-    ProcessEpochs,
-    TakeEpochs,
+from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
+from rekindle.task.core.messages import (
+    CallSink,
+    LoopReported,
+    SaverReported,
+    SinkReported,
+    TaskCoreEvent,
+    TaskEffect,
 )
-from rekindle.task.core.messages import CallSink, SinkReported, TaskCoreEvent, TaskEffect
-from rekindle.task.core.saver import SaveFailed, SaveState
-from rekindle.task.core.sink import CallFailed, EpochWritten, OpenSink, SinkOpened
+from rekindle.task.core.saver import SaveState
+from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import OpenInputs, RestoreState, StartStepFailed
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
@@ -54,7 +54,7 @@ class World(SimulatedTask):
             return failures
         if isinstance(effect, CallSink) and isinstance(effect.call, OpenSink):
             newest = self.written[-1] if self.written else -1
-            return [SinkReported(effect.assigned, SinkOpened(max(newest, effect.call.after)))]
+            return [self._opened(effect.assigned, max(newest, effect.call.after))]
         return super()._perform(effect)
 
     def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
@@ -64,33 +64,33 @@ class World(SimulatedTask):
             case OpenInputs() if "input" in self.failing:
                 yield StartStepFailed(TaskProblem(message="the file cannot be read"))
             case TakeEpochs() if "input" in self.failing:
-                yield LoopRequestFailed("the file cannot be read")
+                yield _request_failed("the file cannot be read")
             case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:
                 self.crashes -= 1
-                yield EngineFailed(EngineUnavailable("the JVM died", -9))
+                error = EngineUnavailable("the JVM died", -9)
+                yield LoopReported(lambda loop, now: loop.engine_failed(error, now))
             case ProcessEpochs() if "engine" in self.failing:
-                yield LoopRequestFailed("no disk space")
+                yield _request_failed("no disk space")
             case AppendEpochs(outputs) if "log" in self.failing:
-                yield from [EpochsAppended([self._append(o)]) for o in outputs[:-1][:1]]
-                yield LoopRequestFailed("the log is full")
+                if len(outputs) > 1:
+                    digest = self._append(outputs[0])
+                    yield LoopReported(lambda loop, now: loop.epochs_appended([digest], now))
+                yield _request_failed("the log is full")
             case SaveState() if "store" in self.failing:
-                yield SaveFailed("the store is down")
+                yield SaverReported(lambda saver, now: saver.save_failed("down", now))
             case CallSink(assigned) if "sink" in self.failing:
-                yield SinkReported(assigned, CallFailed("the disk is full"))
+                yield SinkReported(assigned, lambda sink, now: sink.call_failed("full", now))
 
     def _append(self, output: EpochOutput) -> str:
         digest = super()._append(output)
         self.results.setdefault(output.epoch, set()).add(digest)
         return digest
 
-    def _write(self, assigned: SinkAssignment) -> Iterable[TaskCoreEvent]:
-        for event in super()._write(assigned):
-            match event:
-                case SinkReported(event=EpochWritten(epoch)):
-                    assert self.through is None or epoch <= self.through
-                    assert self.log_base <= epoch <= self.log_last
-                    self.written.append(epoch)
-            yield event
+    def _written(self, assigned: SinkAssignment, epoch: int) -> TaskCoreEvent:
+        assert self.through is None or epoch <= self.through
+        assert self.log_base <= epoch <= self.log_last
+        self.written.append(epoch)
+        return super()._written(assigned, epoch)
 
     # --- what happens ---
 
@@ -151,6 +151,10 @@ class World(SimulatedTask):
 
     def repair(self, part: str) -> None:
         self.failing.discard(part)
+
+
+def _request_failed(message: str) -> LoopReported:
+    return LoopReported(lambda loop, now: loop.request_failed(message, now))
 
 
 MOVES = (

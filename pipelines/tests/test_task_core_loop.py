@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, cast
 
 import pytest
@@ -17,34 +18,23 @@ from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.events import SetProblem
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
     CallCompleted,
     CheckpointReached,
-    EngineFailed,
-    EngineRestarted,
     EpochComputed,
-    EpochsAppended,
-    EpochsProcessed,
-    EpochsTaken,
-    ForkDropped,
     GiveUp,
-    IdleEngineDied,
     InvalidLoopEvent,
     LoopCore,
-    LoopEvent,
+    LoopEffect,
     LoopPhase,
     LoopRequest,
-    LoopRequestFailed,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
-    TentativeAppended,
     TentativeCompleted,
-    TentativeFailed,
-    TentativeTaken,
 )
 from rekindle.task.state import TaskState
 
@@ -80,8 +70,8 @@ class FakeShell:
     problems: dict[str, str] = field(default_factory=dict)
     error: Exception | None = None
 
-    def step(self, event: LoopEvent) -> None:
-        for effect in self.core.step(event, self.now):
+    def perform(self, effects: list[LoopEffect]) -> None:
+        for effect in effects:
             match effect:
                 case SetProblem(subject, problem):
                     self.problems.pop(subject, None)
@@ -105,7 +95,7 @@ class FakeShell:
     def wake(self) -> None:
         if self.core.wake_at is not None:
             self.now = max(self.now, self.core.wake_at)
-            self.step(Woken())
+            self.perform(self.core.woken(self.now))
 
     def release(self) -> None:
         self.released += 3
@@ -117,20 +107,20 @@ class FakeShell:
                 last = min(self.released, self.taken + bounds.max_epochs)
                 epochs = [made(e) for e in range(self.taken + 1, last + 1)]
                 self.taken = max(self.taken, last)
-                self.step(EpochsTaken(epochs))
+                self.perform(self.core.epochs_taken(epochs, self.now))
             case ProcessEpochs(_, epochs):
                 outputs = tuple(EpochOutput(e.epoch, e.watermark, ROWS) for e in epochs)
-                self.step(EpochsProcessed(outputs, State()))
+                self.perform(self.core.epochs_processed(outputs, State(), self.now))
             case AppendEpochs(outputs):
                 for output in outputs:
                     self.append(output)
             case RestartEngine():
-                self.step(EngineRestarted())
+                self.perform(self.core.engine_restarted(self.now))
 
     def append(self, output: EpochOutput) -> None:
         assert output.epoch == len(self.log)
         self.log.append(f"d{output.epoch}")
-        self.step(EpochsAppended(self.log[-1:]))
+        self.perform(self.core.epochs_appended(self.log[-1:], self.now))
 
     def append_one_and_fail(self) -> None:
         if isinstance(self.request, AppendEpochs) and len(self.request.outputs) > 1:
@@ -140,19 +130,22 @@ class FakeShell:
     def fail(self) -> None:
         if self.request is not None:
             self.request = None
-            self.step(LoopRequestFailed("not now"))
+            self.perform(self.core.request_failed("not now", self.now))
 
     def crash(self) -> None:
         """The engine dies in the call."""
         if isinstance(self.request, ProcessEpochs) and len(self.request.epochs) > 1:
-            self.request = None
-            self.step(EngineFailed(EngineUnavailable("the JVM died", -9)))
+            self.engine_failed(EngineUnavailable("the JVM died", -9))
+
+    def engine_failed(self, error: EngineUnavailable | OutOfMemory) -> None:
+        self.request = None
+        self.perform(self.core.engine_failed(error, self.now))
 
     def die(self) -> None:
         """The engine died before the call began."""
         if isinstance(self.request, TakeEpochs | ProcessEpochs):
             self.request = None
-            self.step(IdleEngineDied("the JVM died"))
+            self.perform(self.core.idle_engine_died("the JVM died", self.now))
 
 
 def made(epoch: int) -> EpochInput:
@@ -220,16 +213,14 @@ def test_the_core_requests_something_or_says_when_to_wake_it(moves: list[str]) -
     assert (shell.request is None) == (shell.core.wake_at is not None)
 
 
-@given(
-    MOVES, st.sampled_from(sorted(set().union(*VALID_EVENTS.values()), key=lambda t: t.__name__))
-)
-def test_an_event_outside_the_table_is_refused(moves: list[str], kind: type) -> None:
+@given(MOVES, st.sampled_from(sorted(set().union(*VALID_EVENTS.values()))))
+def test_an_event_outside_the_table_is_refused(moves: list[str], event: str) -> None:
     core = play(moves).core
-    if kind in VALID_EVENTS[core.phase]:
+    if event in VALID_EVENTS[core.phase]:
         return
-    event: Any = object.__new__(kind)
-    with pytest.raises(InvalidLoopEvent, match=f"loop: {kind.__name__} while {core.phase}"):
-        core.step(event, 0.0)
+    happened = getattr(core, event)
+    with pytest.raises(InvalidLoopEvent, match=f"loop: {event} while {core.phase}"):
+        happened(*[None] * len(signature(happened).parameters))
 
 
 def test_back_offs_grow_until_a_call_succeeds() -> None:
@@ -254,8 +245,7 @@ def test_a_call_that_is_too_large_is_halved() -> None:
     shell.wake()
     shell.succeed()
     assert isinstance(shell.request, ProcessEpochs)
-    shell.request = None
-    shell.step(EngineFailed(OutOfMemory("the heap is full")))
+    shell.engine_failed(OutOfMemory("the heap is full"))
     assert isinstance(shell.request, RestartEngine)
     shell.succeed()
     assert isinstance(shell.request, ProcessEpochs)
@@ -270,8 +260,7 @@ def test_an_engine_that_keeps_dying_ends_the_task() -> None:
     shell.succeed()
     for _ in range(MAX_CRASHES + 1):
         assert shell.error is None
-        shell.request = None
-        shell.step(EngineFailed(EngineUnavailable("the JVM died (status 134)", 134)))
+        shell.engine_failed(EngineUnavailable("the JVM died (status 134)", 134))
         shell.succeed()
     assert isinstance(shell.error, EngineUnavailable)
 
@@ -282,7 +271,7 @@ def test_an_engine_that_returns_other_epochs_is_a_bug() -> None:
     shell.wake()
     shell.succeed()
     shell.request = None
-    shell.step(EpochsProcessed((EpochOutput(1, 0, ROWS),), State()))
+    shell.perform(shell.core.epochs_processed((EpochOutput(1, 0, ROWS),), State(), shell.now))
     assert "returned epochs [1] for [0, 1]" in str(shell.error)
 
 
@@ -301,9 +290,9 @@ def state_of(held: Held) -> State:
 def computed(core: LoopCore, epoch: int) -> list[object]:
     """One stable epoch."""
     outputs = (EpochOutput(epoch, 10 * epoch + 10, ROWS),)
-    effects: list[object] = [*core.step(EpochsTaken([made(epoch)]), 0.0)]
-    effects += core.step(EpochsProcessed(outputs, State()), 0.0)
-    return [*effects, *core.step(EpochsAppended([f"d{epoch}"]), 0.0)]
+    effects: list[object] = [*core.epochs_taken([made(epoch)], 0.0)]
+    effects += core.epochs_processed(outputs, State(), 0.0)
+    return [*effects, *core.epochs_appended([f"d{epoch}"], 0.0)]
 
 
 def test_a_restored_state_is_not_kept() -> None:
@@ -311,21 +300,21 @@ def test_a_restored_state_is_not_kept() -> None:
     kept = weakref.ref(held)
     core = LoopCore(TaskState(-1, 0, state_of(held)), CHECKPOINT_EVERY, CallSizes.of(plan_memory()))
     del held
-    core.step(Woken(), 0.0)
+    core.woken(0.0)
     computed(core, 0)
     assert kept() is None
 
 
 def tentative(core: LoopCore, epoch: int, operators: State) -> None:
-    core.step(TentativeTaken(1, made(epoch), forks=True), 0.0)
-    core.step(EpochsProcessed((EpochOutput(epoch, 0, ROWS),), operators), 0.0)
-    core.step(TentativeAppended(), 0.0)
+    core.tentative_taken(1, made(epoch), forks=True, now=0.0)
+    core.epochs_processed((EpochOutput(epoch, 0, ROWS),), operators, 0.0)
+    core.tentative_appended(0.0)
 
 
 def with_branches() -> LoopCore:
     sizes = CallSizes.of(plan_memory())
     core = LoopCore(TaskState(-1, 0, State()), CHECKPOINT_EVERY, sizes, branches=True)
-    core.step(Woken(), 0.0)
+    core.woken(0.0)
     return core
 
 
@@ -336,12 +325,12 @@ def test_the_state_of_a_branch_is_not_kept_after_it() -> None:
     del held
     computed(core, 0)
     assert kept() is not None
-    core.step(ForkDropped(), 0.0)
+    core.fork_dropped(0.0)
     assert kept() is None
 
 
 def test_a_problem_of_a_branch_ends_with_it() -> None:
     core = with_branches()
-    core.step(TentativeTaken(1, made(0), forks=True), 0.0)
-    core.step(TentativeFailed("a cast failed"), 0.0)
-    assert SetProblem("tentative", None) in core.step(ForkDropped(), 0.0)
+    core.tentative_taken(1, made(0), forks=True, now=0.0)
+    core.tentative_failed("a cast failed", 0.0)
+    assert SetProblem("tentative", None) in core.fork_dropped(0.0)

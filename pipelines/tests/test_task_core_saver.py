@@ -11,22 +11,7 @@ from state_parts import of_runs
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run, RunFile
 from rekindle.protocol import CheckpointDone, RestorePoint
-from rekindle.task.core.events import Woken
-from rekindle.task.core.saver import (
-    PENDING,
-    EntriesRefused,
-    EntryCommitted,
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
-    SaverCore,
-    SaverEvent,
-    SaveState,
-    SkipCheckpoint,
-    StateComplete,
-    StateIncomplete,
-    StateReached,
-)
+from rekindle.task.core.saver import PENDING, SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
 
@@ -45,8 +30,8 @@ class Store:
         self.objects: dict[str, frozenset[int]] = {}
         self.lost: set[int] = set()
 
-    def step(self, event: SaverEvent) -> None:
-        for effect in self.core.step(event, self.now):
+    def perform(self, effects: list[SaverEffect]) -> None:
+        for effect in effects:
             match effect:
                 case SkipCheckpoint(epoch):
                     self.skipped.append(epoch)
@@ -63,7 +48,7 @@ class Store:
 
     def offer(self) -> None:
         self.epoch += 10
-        self.step(StateReached(TaskState(self.epoch, 0, State())))
+        self.perform(self.core.state_reached(TaskState(self.epoch, 0, State()), self.now))
 
     def succeed(self) -> None:
         if self.saving is not None:
@@ -71,16 +56,16 @@ class Store:
             self.saved.append(epoch)
             self.objects[f"entry-{epoch}"] = self.objects.get(reuse or "", frozenset()) | {epoch}
             done = CheckpointDone(epoch=epoch, object=f"entry-{epoch}", digest="d", bytes=1)
-            self.step(EntrySaved(done))
+            self.perform(self.core.entry_saved(done, self.now))
 
     def fail(self) -> None:
         if self.saving is not None:
             self.saving = None
-            self.step(SaveFailed("the store is down"))
+            self.perform(self.core.save_failed("the store is down", self.now))
 
     def abandon(self) -> None:
         self.saving = None
-        self.step(SaveAbandoned())
+        self.perform(self.core.save_abandoned(self.now))
 
     def commit(self) -> None:
         """The newest entry, if it can be restored; otherwise it is refused."""
@@ -91,8 +76,12 @@ class Store:
             self.refused.append(newest)
             self.repeat_poll()
             return
-        self.committed = newest
-        self.step(EntryCommitted(RestorePoint(epoch=newest, object=f"entry-{newest}")))
+        self.entry_committed(newest)
+
+    def entry_committed(self, epoch: int) -> None:
+        self.committed = epoch
+        point = RestorePoint(epoch=epoch, object=f"entry-{epoch}")
+        self.perform(self.core.entry_committed(point, self.now))
 
     def is_restorable(self, epoch: int) -> bool:
         return not self.objects.get(f"entry-{epoch}", frozenset()) & self.lost
@@ -111,11 +100,15 @@ class Store:
 
     def repeat_poll(self) -> None:
         if self.refused:
-            self.step(EntriesRefused(frozenset(f"entry-{e}" for e in self.refused)))
+            refused = frozenset(f"entry-{e}" for e in self.refused)
+            self.perform(self.core.entries_refused(refused, self.now))
 
     def pass_time(self) -> None:
-        self.now += 0.3
-        self.step(Woken())
+        self.wake_at(self.now + 0.3)
+
+    def wake_at(self, now: float) -> None:
+        self.now = now
+        self.perform(self.core.woken(now))
 
 
 MOVES = histories(
@@ -154,8 +147,7 @@ def test_the_newest_states_are_saved_once_the_store_responds(moves: list[str]) -
         store.offer()
     for _ in range(PENDING + 1):
         if store.core.wake_at is not None:
-            store.now = max(store.now, store.core.wake_at)
-            store.step(Woken())
+            store.wake_at(max(store.now, store.core.wake_at))
         store.succeed()
     assert store.saved[-PENDING:] == [store.epoch - 10, store.epoch]
     assert (store.core.wake_at, store.core.problem) == (None, None)
@@ -169,8 +161,7 @@ def test_after_refusals_what_is_committed_can_be_restored(moves: list[str]) -> N
     for offers in (True, True, True, False, False, False):
         if offers:
             store.offer()
-        store.now = max(store.now, store.core.wake_at or 0.0)
-        store.step(Woken())
+        store.wake_at(max(store.now, store.core.wake_at or 0.0))
         store.succeed()
         store.commit()
     assert store.is_restorable(store.committed)
@@ -180,9 +171,8 @@ def test_after_refusals_what_is_committed_can_be_restored(moves: list[str]) -> N
 def test_a_saver_that_takes_over_saves_all_of_its_state_once() -> None:
     """While the committed entry is another replica's, whose objects it does not have."""
     store = Store()
-    store.committed = 9
     store.epoch = 9
-    store.step(EntryCommitted(RestorePoint(epoch=9, object="entry-9")))
+    store.entry_committed(9)
     for _ in range(5):
         store.offer()
         store.succeed()
@@ -234,11 +224,9 @@ def test_a_failed_state_is_saved_again_after_a_back_off() -> None:
     store.fail()
     assert store.core.problem == "the checkpoint of epoch 9 cannot be saved: the store is down"
     assert store.core.wake_at == 0.25
-    store.now = 0.2
-    store.step(Woken())
+    store.wake_at(0.2)
     assert store.saving is None
-    store.now = 0.25
-    store.step(Woken())
+    store.wake_at(0.25)
     assert store.saving is not None
 
 
@@ -247,8 +235,7 @@ def test_newer_states_take_the_place_of_a_failed_one() -> None:
     for _ in range(1 + PENDING):
         store.offer()
     store.fail()
-    store.now = 1.0
-    store.step(Woken())
+    store.wake_at(1.0)
     store.succeed()
     store.succeed()
     assert (store.saved, store.skipped) == ([19, 29], [])
@@ -257,8 +244,7 @@ def test_newer_states_take_the_place_of_a_failed_one() -> None:
 def test_a_restored_task_does_not_save_what_is_committed() -> None:
     """Each of these would be all of its state: its objects are those of an older entry."""
     store = Store()
-    store.committed = 29
-    store.step(EntryCommitted(RestorePoint(epoch=29, object="entry-29")))
+    store.entry_committed(29)
     for _ in range(3):
         store.offer()
         assert store.saving is None
@@ -271,18 +257,16 @@ def test_a_state_that_waits_is_not_saved_after_a_newer_commit() -> None:
     store = Store()
     for _ in range(3):
         store.offer()
-    store.committed = 29
-    store.step(EntryCommitted(RestorePoint(epoch=29, object="entry-29")))
+    store.entry_committed(29)
     store.fail()
-    store.now = 1.0
-    store.step(Woken())
+    store.wake_at(1.0)
     assert (store.saving, store.core.wake_at) == (None, None)
 
 
 def test_entries_are_reported_once_the_restored_state_is_complete() -> None:
     """Until then nobody has read the objects that they share with the restored entry."""
     store = Store()
-    store.step(StateIncomplete())
+    store.perform(store.core.state_incomplete(store.now))
     store.offer()
     store.succeed()
     assert store.core.saved() == ()
@@ -290,7 +274,7 @@ def test_entries_are_reported_once_the_restored_state_is_complete() -> None:
     assert store.saving is not None
     assert store.saving.reuse == "entry-9"
     store.succeed()
-    store.step(StateComplete())
+    store.perform(store.core.state_complete(store.now))
     assert [done.epoch for done in store.core.saved()] == [9, 19]
 
 
@@ -351,13 +335,13 @@ def test_a_checkpoint_that_would_keep_too_much_is_skipped() -> None:
     """The oldest that waits first; the newest if the one that is being saved keeps too much."""
     core = SaverCore(Snapshots(most_bytes=100))
     states = [state_of(n, Run(pa.table({"n": [n] * 10}))) for n in range(5)]
-    assert core.step(StateReached(states[0]), 0.0) == [SaveState(states[0], None)]
-    assert core.step(StateReached(states[1]), 0.0) == []
-    assert core.step(StateReached(states[2]), 0.0) == [SkipCheckpoint(1)]
+    assert core.state_reached(states[0], 0.0) == [SaveState(states[0], None)]
+    assert core.state_reached(states[1], 0.0) == []
+    assert core.state_reached(states[2], 0.0) == [SkipCheckpoint(1)]
     heavy = state_of(3, *(Run(pa.table({"n": [n] * 20})) for n in range(2)))
     core = SaverCore(Snapshots(most_bytes=100))
-    core.step(StateReached(heavy), 0.0)
-    assert core.step(StateReached(states[4]), 0.0) == [SkipCheckpoint(4)]
+    core.state_reached(heavy, 0.0)
+    assert core.state_reached(states[4], 0.0) == [SkipCheckpoint(4)]
     done = CheckpointDone(epoch=3, object="entry-3", digest="d", bytes=1)
-    assert core.step(EntrySaved(done), 0.0) == []
-    assert core.step(StateReached(states[4]), 0.0) == [SaveState(states[4], "entry-3")]
+    assert core.entry_saved(done, 0.0) == []
+    assert core.state_reached(states[4], 0.0) == [SaveState(states[4], "entry-3")]

@@ -9,25 +9,15 @@ from hypothesis import strategies as st
 from random_histories import histories
 
 from rekindle.protocol import SinkAssignment
-from rekindle.task.core.events import Woken
 from rekindle.task.core.sink import (
     RETRY_CONFLICTS_S,
-    CallAbandoned,
-    CallFailed,
     CheckConflicts,
-    ConflictsChecked,
-    EpochWritten,
-    LogGrew,
     OpenSink,
     SinkCore,
     SinkEffect,
-    SinkEvent,
-    SinkOpened,
     StartWriter,
     StopWriter,
-    WriteEnded,
     WriteEpochs,
-    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.topology.spec import SinkSpec
@@ -53,10 +43,10 @@ class FakeShell:
         self.conflict: str | None = None
         self.checks: list[float] = []
         self.call: SinkEffect | None = None
-        self.step(Woken())
+        self.perform(self.core.woken(self.now))
 
-    def step(self, event: SinkEvent) -> None:
-        for effect in self.core.step(event, self.now):
+    def perform(self, effects: list[SinkEffect]) -> None:
+        for effect in effects:
             assert self.call is None, "one call at a time"
             assert not isinstance(effect, WriteEpochs) or self.opened
             self.call = effect
@@ -66,20 +56,20 @@ class FakeShell:
         match call:
             case OpenSink(after, _):
                 self.opened += 1
-                self.step(SinkOpened(max(self.newest_in_sink, after)))
+                self.perform(self.core.opened(max(self.newest_in_sink, after), None, self.now))
             case WriteEpochs(epoch):
                 while epoch <= self.log_last and self.core.may_write(epoch):
                     self.write(epoch)
                     epoch += 1
-                self.step(WriteEnded())
+                self.perform(self.core.write_ended(self.now))
             case CheckConflicts():
                 self.checks.append(self.now)
-                self.step(ConflictsChecked(self.conflict))
+                self.perform(self.core.conflicts_checked(self.conflict, self.now))
 
     def write(self, epoch: int) -> None:
         assert self.through is None or epoch <= self.through
         self.written.append(epoch)
-        self.step(EpochWritten(epoch, self.conflict))
+        self.perform(self.core.epoch_written(epoch, self.conflict, self.now))
 
     def write_one_and_fail(self) -> None:
         call = self.call
@@ -90,23 +80,23 @@ class FakeShell:
     def fail(self) -> None:
         if self.call is not None:
             self.call = None
-            self.step(CallFailed("the disk is full"))
+            self.perform(self.core.call_failed("the disk is full", self.now))
 
     def abandon(self) -> None:
         self.call = None
-        self.step(CallAbandoned())
+        self.perform(self.core.call_abandoned(self.now))
 
     def grow(self) -> None:
         self.log_last += 3
-        self.step(LogGrew(self.log_last))
+        self.perform(self.core.log_grew(self.log_last, self.now))
 
     def pause(self) -> None:
         self.through = self.log_last - 1
-        self.step(WriteLimitChanged(self.through))
+        self.perform(self.core.write_limit_changed(self.through, self.now))
 
     def resume(self) -> None:
         self.through = None
-        self.step(WriteLimitChanged(None))
+        self.perform(self.core.write_limit_changed(None, self.now))
 
     def begin_conflict(self) -> None:
         self.conflict = "epoch 5 exists with rows that differ"
@@ -116,7 +106,7 @@ class FakeShell:
 
     def pass_time(self) -> None:
         self.now += 0.4
-        self.step(Woken())
+        self.perform(self.core.woken(self.now))
 
 
 MOVES = histories(
@@ -158,7 +148,7 @@ def test_all_is_written_once_nothing_fails(moves: list[str]) -> None:
         shell.succeed()
         if shell.core.wake_at is not None:
             shell.now = max(shell.now, shell.core.wake_at)
-            shell.step(Woken())
+            shell.perform(shell.core.woken(shell.now))
     assert shell.core.progress().durable == max(shell.log_last, FROM - 1)
     assert shell.core.problem is None
     assert shell.core.progress().conflict is None
@@ -188,7 +178,7 @@ def test_a_failed_call_is_repeated_after_a_growing_back_off() -> None:
         assert shell.core.wake_at is not None
         waits.append(round(shell.core.wake_at - shell.now, 3))
         shell.now = shell.core.wake_at
-        shell.step(Woken())
+        shell.perform(shell.core.woken(shell.now))
     assert waits == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
 
 
@@ -202,12 +192,12 @@ def test_a_slow_check_is_followed_by_a_longer_pause() -> None:
 
 def test_epochs_of_a_boot_that_may_be_wrong_are_compared() -> None:
     core = SinkCore(assigned(from_epoch=0), written_through=3, compare_files_from=8)
-    assert core.step(Woken(), 0.0) == [OpenSink(3, read_first_epoch=True)]
-    core.step(SinkOpened(last=20, first=0), 0.0)
+    assert core.woken(0.0) == [OpenSink(3, read_first_epoch=True)]
+    core.opened(last=20, first=0, now=0.0)
     assert core.next_epoch == 8
     newer_definition = SinkCore(assigned(from_epoch=0), written_through=3, compare_files_from=8)
-    newer_definition.step(Woken(), 0.0)
-    newer_definition.step(SinkOpened(last=20, first=12), 0.0)
+    newer_definition.woken(0.0)
+    newer_definition.opened(last=20, first=12, now=0.0)
     assert newer_definition.next_epoch == 12, "not before its definition's first epoch"
 
 

@@ -94,7 +94,7 @@ def test_a_reader_leaves_an_incompatible_replica() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
     harness.reader._connect = connect_newer(harness.replicas, [A])
-    harness.reader.route(routes_to(A, B).endpoints)
+    harness.reader.route(routes_to(A, B))
     harness.expect(4, within_s=20)
     assert harness.reader.problem() is None
     harness.close()
@@ -104,7 +104,7 @@ def test_a_reader_reports_why_it_cannot_read() -> None:
     harness = Harness()
     harness.replicas.last = {A: 3, B: 3}
     harness.reader._connect = connect_newer(harness.replicas, [A, B])
-    harness.reader.route(routes_to(A, B).endpoints)
+    harness.reader.route(routes_to(A, B))
     eventually(lambda: "KeyError('channel')" in (harness.reader.problem() or ""))
     harness.reader._connect = harness.replicas.connect
     harness.expect(4, within_s=20)
@@ -123,7 +123,7 @@ def test_a_reader_whose_thread_fails_starts_again() -> None:
         return FakeClient(harness.replicas, address)
 
     harness.reader._connect = connect
-    harness.reader.route(routes_to(A, B).endpoints)
+    harness.reader.route(routes_to(A, B))
     harness.expect(4, within_s=20)
     assert harness.reader.problem() is None
     harness.close()

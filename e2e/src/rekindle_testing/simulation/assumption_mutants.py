@@ -45,8 +45,8 @@ def _starts_anew(store_failed: Any) -> Any:
 def _stays(call_failed: Any) -> Any:
     """A reader goes on to read the replica that has failed."""
 
-    def wrong(self: ReaderCore, event: Any, now: float) -> Any:
-        self._ended(event.call)
+    def wrong(self: ReaderCore, number: int, now: float, **_: Any) -> Any:
+        self._ended(number)
         return []
 
     return wrong
@@ -71,7 +71,7 @@ ASSUMPTION_MUTANTS: Mapping[str, Mutant] = {
         retention.Progress, "of", _received_before_it_is
     ),
     "a store that does not respond is empty": replaced(Committer, "store_failed", _starts_anew),
-    "a reader stays at the replica that failed": replaced(ReaderCore, "_call_failed", _stays),
+    "a reader stays at the replica that failed": replaced(ReaderCore, "call_failed", _stays),
     "nothing is read before it is deleted": replaced(
         uncached_check, "preconditions_of", _believes_cache
     ),

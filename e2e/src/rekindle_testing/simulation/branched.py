@@ -7,12 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from rekindle.consistency.messages import (
-    BatchReceived,
-    ReadLive,
-    ResumeStable,
-    StopLive,
-)
+from rekindle.consistency.messages import ReadLive, ResumeStable, StopLive
 from rekindle.engine.bounds import CallBounds
 from rekindle.exchange.routing import partitions_read
 from rekindle.protocol import Endpoint, Upstream
@@ -20,8 +15,7 @@ from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
-from rekindle.task.core.branches import BranchesCore
-from rekindle.task.core.messages import InputEvent
+from rekindle.task.core.branches import BranchesCore, InputEvent
 from rekindle.task.core.upstreams import UpstreamReports
 from rekindle.topology.model import Segment
 from rekindle_testing.simulation.inputs import reads
@@ -44,7 +38,8 @@ class Announced:
 
 
 class BranchedInputs:
-    """`feed` gives an event to the core; `branches`: of the core, once it is restored."""
+    """`feed` gives an event to the core, with the batch that it has; `branches`: of the core, once
+    it is restored."""
 
     def __init__(
         self,
@@ -54,7 +49,7 @@ class BranchedInputs:
         partition: int,
         next_epoch: int,
         epoch_interval_s: float,
-        feed: Callable[[InputEvent], None],
+        feed: Callable[[InputEvent, EpochBatch | None], None],
         branches: Callable[[], BranchesCore | None],
     ) -> None:
         self._process = process
@@ -63,7 +58,8 @@ class BranchedInputs:
         self._epoch_interval_s = epoch_interval_s
         self._feed = feed
         self._branches = branches
-        self._early: list[InputEvent] | None = []  # until the task is restored
+        # Until the task is restored.
+        self._early: list[tuple[InputEvent, EpochBatch | None]] | None = []
         self._wake_needed = False
         self._endpoints: dict[tuple[str, int], tuple[Endpoint, ...]] = {}
         channels = [
@@ -96,7 +92,9 @@ class BranchedInputs:
         if not live or channel in self._live_readers:
             if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
                 self._newest[channel] = max(self._newest[channel], batch.epoch)
-            self._pass_on(BatchReceived(channel, batch, live))
+            self._pass_on(
+                lambda inputs, now: inputs.batch_received(channel, batch, now, live=live), batch
+            )
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
         if live or channel not in self._live_readers:  # they may read different replicas
@@ -115,17 +113,17 @@ class BranchedInputs:
         else:
             known.times += 1
 
-    def _pass_on(self, event: InputEvent) -> None:
+    def _pass_on(self, event: InputEvent, batch: EpochBatch | None = None) -> None:
         if self._early is not None:
-            self._early.append(event)
+            self._early.append((event, batch))
         else:
-            self._feed(event)
+            self._feed(event, batch)
 
     def restored(self) -> None:
         """The core has its branches."""
         early, self._early = self._early or [], None
-        for event in early:
-            self._feed(event)
+        for event, batch in early:
+            self._feed(event, batch)
         self._wake_all()
 
     def _has_space(self, channel: Channel, live: bool) -> bool:

@@ -164,8 +164,8 @@ def _keeps_newest_entries(keep: Any) -> Any:
 def _loses_call(failed: Any) -> Any:
     """A call whose engine died is not made again."""
 
-    def wrong(self: LoopCore, event: Any) -> Any:
-        effects = failed(self, event)
+    def wrong(self: LoopCore, error: Any, now: float) -> Any:
+        effects = failed(self, error, now)
         for _ in self._call:
             self._taken.popleft()
         return effects
@@ -185,7 +185,7 @@ MUTANTS: Mapping[str, Mutant] = {
     "a manifest keeps only the newest entries": replaced(
         committer, "keep_entries", _keeps_newest_entries
     ),
-    "a call whose engine died is not made again": replaced(LoopCore, "_engine_failed", _loses_call),
+    "a call whose engine died is not made again": replaced(LoopCore, "engine_failed", _loses_call),
     "an epoch of a large call is dropped": replaced(StreamsCore, "take", _drops_epoch),
     "logs are truncated below what a restart needs": replaced(
         state_machine, "floors", _floors_are_positions

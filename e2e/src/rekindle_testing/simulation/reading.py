@@ -5,30 +5,22 @@ A real `ReaderCore` decides which replica is called, and when; calls go over the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
 from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.streams.reader_core import (
     AbandonCall,
-    CallFailed,
-    CallReturned,
-    LiveReturned,
     ReadEpochs,
     ReaderCore,
-    ReaderEvent,
-    ReaderWoken,
+    ReaderEffect,
     Subscription,
     new_live_batches,
 )
-from rekindle.streams.replica_choice import (
-    FAILURE_MEMORY_S,
-    DeliverEpochs,
-    RoutesChanged,
-    SwitchReplica,
-)
+from rekindle.streams.replica_choice import FAILURE_MEMORY_S, DeliverEpochs, SwitchReplica
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.reader_checks import ReaderChecks
@@ -112,7 +104,7 @@ class SimulatedReader:
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
         self._endpoints = endpoints
         self._checks.routes_changed(endpoints)
-        self._step(RoutesChanged(endpoints))
+        self._step(partial(self.core.routes_changed, endpoints))
 
     def better_replica(self) -> str | None:
         """A replica whose output is STABLE, and that has not failed lately, if that of the one that
@@ -137,7 +129,7 @@ class SimulatedReader:
         """It calls again, now or when a back-off ends."""
         if self._closed:
             return
-        self._step(ReaderWoken(self._listener.has_space()))
+        self._step(partial(self.core.woken, self._listener.has_space()))
         wake_at = self.core.wake_at()
         if wake_at is None or wake_at >= self._wakes_at:
             return
@@ -151,9 +143,13 @@ class SimulatedReader:
         wait_s = wake_at - self._process.scheduler.now
         self._process.after(max(_LEAST_WAIT_S, wait_s), wake)
 
-    def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
+    def _step(
+        self,
+        happened: Callable[[float], Sequence[ReaderEffect]],
+        received: tuple[EpochBatch, ...] = (),
+    ) -> None:
         now, read = self._process.scheduler.now, self.core.choice.current
-        for effect in self.core.step(event, now):
+        for effect in happened(now):
             match effect:
                 case SwitchReplica():
                     if read is not None:
@@ -188,7 +184,8 @@ class SimulatedReader:
             truncated, timed_out = isinstance(result, ReadReply), isinstance(result, TimedOut)
             self._left_at[call.address] = self._process.scheduler.now
             self._checks.failed(call.address, self._process.scheduler.now)
-            self._step(CallFailed(call.call, truncated, timed_out))
+            failed = self.core.call_failed
+            self._step(partial(failed, call.call, truncated=truncated, timed_out=timed_out))
             return
         self._checks.returned()
         progress, batches = result.progress, tuple(map(self._batch, result.items))
@@ -197,13 +194,15 @@ class SimulatedReader:
         self._listener.progressed(progress)
         if not self.subscription.live:
             epochs = tuple(batch.epoch for batch in batches)
-            self._step(CallReturned(call.call, progress.head, epochs, state), batches)
+            returned = partial(self.core.call_returned, call.call, progress.head, epochs, state)
+            self._step(returned, batches)
             return
         new, next_epoch, newest = new_live_batches(batches, call.epoch)
         for batch in new:
             self._listener.arrived(batch)
+        head, live_returned = progress.head, self.core.live_returned
         self._step(
-            LiveReturned(call.call, progress.head, state, next_epoch, newest, result.position)
+            partial(live_returned, call.call, head, state, next_epoch, newest, result.position)
         )
 
     def _batch(self, item: OutputItem) -> EpochBatch:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rekindle.protocol import SinkAssignment
 from rekindle.task.core.messages import CallSink, SinkReported
-from rekindle.task.core.sink import (
-    CallFailed,
-    CheckConflicts,
-    ConflictsChecked,
-    EpochWritten,
-    LogGrew,
-    OpenSink,
-    SinkEvent,
-    SinkOpened,
-    WriteEnded,
-    WriteEpochs,
-)
+from rekindle.task.core.sink import CheckConflicts, OpenSink, SinkCore, SinkEffect, WriteEpochs
 from rekindle_testing.simulation.network import SINKS
 from rekindle_testing.simulation.surroundings import Surroundings
 
@@ -46,17 +36,23 @@ class SinkCalls:
             case CheckConflicts():
                 self._check_conflicts(effect.assigned)
 
-    def _report(self, assigned: SinkAssignment, event: SinkEvent) -> None:
-        self._task.step(SinkReported(assigned, event))
+    def _report(
+        self, assigned: SinkAssignment, happened: Callable[[SinkCore, float], list[SinkEffect]]
+    ) -> None:
+        self._task.step(SinkReported(assigned, happened))
+
+    def _failed(self, assigned: SinkAssignment) -> None:
+        self._report(assigned, lambda sink, now: sink.call_failed("down", now))
 
     def _open(self, assigned: SinkAssignment, after: int, read_first_epoch: bool) -> None:
         self._conflicts[assigned.query] = {}
 
         def ended(result: int | Exception) -> None:
             if isinstance(result, Exception):
-                self._report(assigned, CallFailed("down"))
+                self._failed(assigned)
             else:
-                self._report(assigned, SinkOpened(result, first=0 if read_first_epoch else None))
+                first = 0 if read_first_epoch else None
+                self._report(assigned, lambda sink, now: sink.opened(result, first, now))
 
         sinks = self._around.sinks
         request = partial(sinks.last, assigned.query, self._task.partition, after)
@@ -71,8 +67,8 @@ class SinkCalls:
         if core is None or core.assigned != assigned:
             return
         if epoch > log.last or not core.may_write(epoch):
-            self._report(assigned, LogGrew(log.last))
-            self._report(assigned, WriteEnded())
+            self._report(assigned, lambda sink, now: sink.log_grew(log.last, now))
+            self._report(assigned, SinkCore.write_ended)
             return
         if epoch < log.base:
             checks.failed(f"{task.pod.slot.key}: epoch {epoch} was truncated and not written")
@@ -89,11 +85,12 @@ class SinkCalls:
 
         def ended(result: Exception | None) -> None:
             if isinstance(result, Exception):
-                self._report(assigned, CallFailed("down"))
+                self._failed(assigned)
             else:
                 if in_file != value:
                     self._conflicts[query][epoch] = value
-                self._report(assigned, EpochWritten(epoch, self._conflict(query)))
+                conflict = self._conflict(query)
+                self._report(assigned, lambda sink, now: sink.epoch_written(epoch, conflict, now))
                 self._write(assigned, epoch + 1)
 
         self._around.network.call(task.process, SINKS, write, ended, _TIMEOUT_S)
@@ -118,9 +115,10 @@ class SinkCalls:
 
         def ended(result: Exception | None) -> None:
             if isinstance(result, Exception):
-                self._report(assigned, CallFailed("down"))
+                self._failed(assigned)
             else:
-                self._report(assigned, ConflictsChecked(self._conflict(query)))
+                conflict = self._conflict(query)
+                self._report(assigned, lambda sink, now: sink.conflicts_checked(conflict, now))
 
         self._around.network.call(task.process, SINKS, write, ended, _TIMEOUT_S)
 

@@ -41,15 +41,10 @@ from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
-    EngineFailed,
-    EngineRestarted,
-    EpochsAppended,
-    EpochsProcessed,
-    EpochsTaken,
+    LoopCore,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
-    TentativeFailed,
 )
 from rekindle.task.core.messages import (
     CallFailedPermanently,
@@ -57,15 +52,17 @@ from rekindle.task.core.messages import (
     DonorEventReceived,
     HeadAdvanced,
     LogTruncated,
+    LoopReported,
     PollReceived,
     RefusePoll,
     Respond,
+    SaverReported,
     TaskCoreEvent,
     TaskEffect,
     TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import EntrySaved, SaveFailed, SaveState, SkipCheckpoint
+from rekindle.task.core.saver import SaveState, SkipCheckpoint
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -303,7 +300,7 @@ class TaskProcess:
             case AppendEpochs(outputs):
                 self._append(deque(outputs))
             case RestartEngine():
-                self._later(_ENGINE_RESTART_S, EngineRestarted())
+                self._later(_ENGINE_RESTART_S, LoopReported(LoopCore.engine_restarted))
             case SaveState(state):
                 self._save(state)
             case CallSink():
@@ -431,7 +428,8 @@ class TaskProcess:
         def take() -> None:
             if waits:
                 waits.clear()
-                self.step(EpochsTaken(inputs.take(effect.bounds)))
+                epochs = inputs.take(effect.bounds)
+                self.step(LoopReported(lambda loop, now: loop.epochs_taken(epochs, now)))
 
         inputs.when_ready(take)
         self.process.after(_TAKE_TIMEOUT_S, take)
@@ -444,8 +442,8 @@ class TaskProcess:
             return
         if self._engine_crashes:
             self._engine_crashes = False
-            failed = EngineFailed(EngineUnavailable("the engine died", -9))
-            self._later(_CALL_S, failed)
+            error = EngineUnavailable("the engine died", -9)
+            self._later(_CALL_S, LoopReported(lambda loop, now: loop.engine_failed(error, now)))
             return
         least_s, most_s = _CALL_S
         slowness = _SLOWNESS if self.pod.slow else 1.0
@@ -456,9 +454,13 @@ class TaskProcess:
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(fold)))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
-            self._later(slow_s, TentativeFailed("an operator failed"))
+            failed = LoopReported(lambda loop, now: loop.tentative_failed("it failed", now))
+            self._later(slow_s, failed)
         else:
-            self._later(slow_s, EpochsProcessed(outputs, FoldedState(fold=fold)))
+            state = FoldedState(fold=fold)
+            self._later(
+                slow_s, LoopReported(lambda loop, now: loop.epochs_processed(outputs, state, now))
+            )
 
     def _result(self, before: str, epoch: EpochInput, is_stable: bool) -> str:
         """The state after an epoch, which may be wrong."""
@@ -498,7 +500,7 @@ class TaskProcess:
             before = self._disk.append(output.epoch, value)
             self._around.checks.appended(self.pod, output.epoch, value, before)
             self.tentative.stable_appended(output.epoch)
-            self.step(EpochsAppended([value]))
+            self.step(LoopReported(lambda loop, now: loop.epochs_appended([value], now)))
             self._log_server.changed()
             if outputs:
                 self.process.after(self._scheduler.between(*_APPEND_S), append_next)
@@ -519,9 +521,9 @@ class TaskProcess:
     def _save(self, state: TaskState) -> None:
         def ended(result: Any) -> None:
             if isinstance(result, (Down, Refused, TimedOut)):
-                self.step(SaveFailed("the store does not respond"))
+                self.step(SaverReported(lambda saver, now: saver.save_failed("no answer", now)))
             else:
-                self.step(EntrySaved(result))
+                self.step(SaverReported(lambda saver, now: saver.entry_saved(result, now)))
 
         request = partial(self._around.store.save, self.partition, state)
         self._outside(STORE, request, ended, _STORE_TIMEOUT_S)

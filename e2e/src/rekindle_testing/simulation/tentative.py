@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rekindle.consistency.messages import (
-    BatchReceived,
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
@@ -16,10 +15,10 @@ from rekindle.consistency.messages import (
 )
 from rekindle.engine.model import EpochOutput
 from rekindle.protocol import TaskPhase
-from rekindle.streams.epochs import BatchKind
-from rekindle.task.core.branches import BranchEffect, BranchesCore
-from rekindle.task.core.loop import ProcessEpochs, TentativeAppended
-from rekindle.task.core.messages import HeadsChecked, InputEvent
+from rekindle.streams.epochs import BatchKind, EpochBatch
+from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
+from rekindle.task.core.loop import LoopCore, ProcessEpochs
+from rekindle.task.core.messages import HeadsChecked, InputReported, LoopReported
 from rekindle_testing.simulation.branched import BranchedInputs
 from rekindle_testing.simulation.output import SimulatedOutput
 from rekindle_testing.simulation.surroundings import Surroundings
@@ -76,10 +75,10 @@ class TentativeResults:
 
     # -- events ------------------------------------------------------------------------------------
 
-    def _feed(self, event: InputEvent) -> None:
-        if self.checks is not None and isinstance(event, BatchReceived):
-            self.checks.arrived(event.batch)
-        self._task.step(event)
+    def _feed(self, event: InputEvent, batch: EpochBatch | None) -> None:
+        if self.checks is not None and batch is not None:
+            self.checks.arrived(batch)
+        self._task.step(InputReported(event))
 
     def tick(self) -> None:
         if self._inputs is None or self.checks is None:
@@ -113,7 +112,7 @@ class TentativeResults:
         (value,) = values_in(output.rows)
         was_kept = self._output.append(attempt, output.epoch, value)
         self.checks.tentative_appended(attempt, output.epoch, value, was_kept=was_kept)
-        self._task.step(TentativeAppended())
+        self._task.step(LoopReported(LoopCore.tentative_appended))
 
     def stable_appended(self, epoch: int) -> None:
         if self.checks is not None:

@@ -39,23 +39,23 @@ def _undoes_too_late(stabilize: Any) -> Any:
 
 
 def _appends_to_log(processed: Any) -> Any:
-    def wrong(self: LoopCore, outputs: Any, operators: Any) -> Any:
-        effects = processed(self, outputs, operators)
+    def wrong(self: LoopCore, outputs: Any, operators: Any, now: float) -> Any:
+        effects = processed(self, outputs, operators, now)
         return [AppendEpochs([e.output]) if isinstance(e, AppendTentative) else e for e in effects]
 
     return wrong
 
 
 def _forks_each_epoch(taken: Any) -> Any:
-    return lambda self, event, now: taken(self, replace(event, forks=True), now)
+    return lambda self, attempt, epoch, forks, now: taken(self, attempt, epoch, True, now)
 
 
-def _keeps_tentative_state(completed: Any) -> Any:
+def _keeps_tentative_state(appended: Any) -> Any:
     """The stable branch goes on from the state of the tentative one."""
 
     def wrong(self: LoopCore, now: float) -> Any:
         self.state = replace(self.state, operators=self._operators)
-        return completed(self, now)
+        return appended(self, now)
 
     return wrong
 
@@ -124,13 +124,13 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     "UNDO begins an epoch too late": replaced(ConsistencyCore, "_stabilize", _undoes_too_late),
     "REC_DONE is never sent": replaced(ConsistencyCore, "_end", _without(EmitReconciliationDone)),
     "tentative rows enter the log, and so the sinks": replaced(
-        LoopCore, "_epochs_processed", _appends_to_log
+        LoopCore, "epochs_processed", _appends_to_log
     ),
     "each tentative epoch begins with the stable state": replaced(
-        LoopCore, "_tentative_taken", _forks_each_epoch
+        LoopCore, "tentative_taken", _forks_each_epoch
     ),
     "the stable branch goes on from the tentative state": replaced(
-        LoopCore, "_tentative_completed", _keeps_tentative_state
+        LoopCore, "tentative_appended", _keeps_tentative_state
     ),
     "a replica that has promised to serve begins to correct": replaced(
         Partners, "permission", _breaks_promise

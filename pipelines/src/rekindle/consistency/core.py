@@ -1,4 +1,4 @@
-"""The consistency manager of a task: `ConsistencyCore.step(event, now) -> effects`. Pure.
+"""The consistency manager of a task: what happened is a method, which returns effects. Pure.
 
 It decides which epochs are processed on the stable branch, and when an epoch is processed without
 an input that is missing, on a fork of the stable state. The stable branch is never rolled back:
@@ -16,15 +16,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import assert_never
 
 from rekindle.consistency.deadlines import Deadlines
 from rekindle.consistency.inputs import Inputs
 from rekindle.consistency.messages import (
     AnswerPartner,
-    BatchReceived,
     ConsistencyEffect,
-    ConsistencyInput,
     ConsistencySettings,
     DropFork,
     EmitReconciliationDone,
@@ -32,20 +29,10 @@ from rekindle.consistency.messages import (
     EndPostponement,
     ForkState,
     InvalidInput,
-    MaxDelayChanged,
-    PartnerChanged,
-    PartnerPromised,
-    PartnerRefused,
     Policy,
-    PostponementRequested,
     ProcessStable,
     ProcessTentative,
-    PromiseEnded,
     RequestPostponement,
-    StableProcessed,
-    TentativeProcessed,
-    UpstreamReported,
-    Woken,
 )
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
@@ -149,15 +136,111 @@ class ConsistencyCore:
 
     @property
     def wake_at(self) -> float | None:
-        """When `step` with `Woken` has something to decide, if no other event comes before."""
+        """When `woken` has something to decide, if nothing happens before."""
         return min((at for at in self._wakes() if at > self._now and at != math.inf), default=None)
 
-    # -- events ----------------------------------------------------------------------------------
+    # -- events; they raise InvalidTransition, InvalidInput, DifferentResults --------------------
 
-    def step(self, event: ConsistencyInput, now: float) -> list[ConsistencyEffect]:
-        """Raises InvalidTransition, InvalidInput, DifferentResults."""
+    def batch_received(
+        self, channel: Channel, batch: EpochBatch, now: float, *, live: bool = False
+    ) -> list[ConsistencyEffect]:
+        """A batch of a channel; an UNDO names the first epoch undone, a REC_DONE the last one
+        corrected. `live`: from the subscription that `ReadLive` began, which delivers all kinds in
+        the upstream's order. The other one delivers stable epochs in order, without gaps, and
+        REC_DONE."""
+        self.machine.step(_ARRIVED[batch.kind])
+        if self._inputs.receive(channel, batch, live):
+            self._progress_at = now
+        if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
+            self._deadlines.arrived(batch.epoch, now)
+            if self._deadlines.deadline(batch.epoch) > now:
+                self._inputs.channels[channel].failed = False
+        return self._decide(now)
+
+    def upstream_reported(
+        self, channel: Channel, stable: int, tentative: int, now: float
+    ) -> list[ConsistencyEffect]:
+        """The newest stable and the newest tentative epoch that the channel's upstream can
+        deliver."""
+        self.machine.step(ConsistencyEvent.UPSTREAM_REPORTED)
+        self._inputs.channels[channel].reported(stable, tentative)
+        return self._decide(now)
+
+    def stable_processed(self, through: int, now: float) -> list[ConsistencyEffect]:
+        """The stable epochs through this one are in the log."""
+        self.machine.step(ConsistencyEvent.STABLE_PROCESSED)
+        call, self._call = self._call, None
+        if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
+            raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
+        self._watermark = self._inputs.processed(through)
+        self.stable_epoch = through
+        self._progress_at = now
+        self._inputs.live.advance(self._live_epoch())
+        took_s = now - call.began_at
+        # At most this call: time in which the fork had nothing to process is not owed to it.
+        self._lead_s = min(self._lead_s + took_s, took_s)
+        if self.state is ConsistencyState.STABLE:
+            self._deadlines.processed(took_s, now)
+        return self._decide(now)
+
+    def tentative_processed(self, attempt: int, epoch: int, now: float) -> list[ConsistencyEffect]:
+        """The tentative epoch is in the branch of its attempt."""
+        self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
+        call, self._call = self._call, None
+        if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
+            raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
+        self._lead_s -= now - call.began_at
+        self._deadlines.processed(now - call.due_at, now)
+        return self._decide(now)
+
+    def postponement_requested(
+        self, replica: int, lease_s: float, now: float
+    ) -> list[ConsistencyEffect]:
+        """A partner wants to stabilize while this replica serves, for at most `lease_s` from
+        now."""
+        is_stabilizing = self.state is ConsistencyState.STABILIZATION and not self._caught_up()
+        promised = self._partners.requested(replica, lease_s, is_stabilizing, now)
+        self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
+        return [AnswerPartner(promised, lease_s), *self._decide(now)]
+
+    def promise_ended(self, now: float) -> list[ConsistencyEffect]:
+        """The partner no longer needs what was promised."""
+        self.machine.step(ConsistencyEvent.PROMISE_ENDED)
+        self._partners.promise_ended()
+        return self._decide(now)
+
+    def partner_promised(self, lease_s: float, now: float) -> list[ConsistencyEffect]:
+        """The partner serves for `lease_s` from when it was asked."""
+        self.machine.step(ConsistencyEvent.PARTNER_PROMISED)
+        self._partners.promised(lease_s)
+        return self._decide(now)
+
+    def partner_refused(self, now: float) -> list[ConsistencyEffect]:
+        self.machine.step(ConsistencyEvent.PARTNER_REFUSED)
+        self._partners.refused(now)
+        return self._decide(now)
+
+    def partner_changed(self, present: bool, now: float) -> list[ConsistencyEffect]:
+        """Whether there is a partner that serves readers."""
+        self.machine.step(ConsistencyEvent.PARTNER_CHANGED)
+        self._partners.changed(present)
+        return self._decide(now)
+
+    def max_delay_changed(self, max_delay_s: float | None, now: float) -> list[ConsistencyEffect]:
+        """The spec was edited, or the task begins or ends catching up, during which it is
+        infinite."""
+        self.machine.step(ConsistencyEvent.MAX_DELAY_CHANGED)
+        self._deadlines.max_delay_s = max_delay_s
+        return self._decide(now)
+
+    def woken(self, now: float) -> list[ConsistencyEffect]:
+        """Time has passed."""
+        return self._decide(now)
+
+    def _decide(self, now: float) -> list[ConsistencyEffect]:
+        """What follows from anything that happened."""
         self._now = now
-        effects = self._handle(event, now)
+        effects: list[ConsistencyEffect] = []
         self._note_waiting(now)
         match self.state:
             case ConsistencyState.UP_FAILURE:
@@ -172,77 +255,6 @@ class ConsistencyCore:
         )
         self._deadlines.forget_before(self._live_epoch(), now)
         return effects
-
-    def _handle(self, event: ConsistencyInput, now: float) -> list[ConsistencyEffect]:
-        match event:
-            case BatchReceived(channel, batch, live):
-                self._batch_received(channel, batch, live, now)
-            case UpstreamReported(channel, stable, tentative):
-                self.machine.step(ConsistencyEvent.UPSTREAM_REPORTED)
-                self._inputs.channels[channel].reported(stable, tentative)
-            case StableProcessed(through):
-                self.machine.step(ConsistencyEvent.STABLE_PROCESSED)
-                self._stable_processed(through, now)
-            case TentativeProcessed(attempt, epoch):
-                self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
-                self._tentative_processed(attempt, epoch, now)
-            case PostponementRequested(replica, lease_s):
-                is_stabilizing = (
-                    self.state is ConsistencyState.STABILIZATION and not self._caught_up()
-                )
-                promised = self._partners.requested(replica, lease_s, is_stabilizing, now)
-                self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
-                return [AnswerPartner(promised, lease_s)]
-            case PromiseEnded():
-                self.machine.step(ConsistencyEvent.PROMISE_ENDED)
-                self._partners.promise_ended()
-            case PartnerPromised(lease_s):
-                self.machine.step(ConsistencyEvent.PARTNER_PROMISED)
-                self._partners.promised(lease_s)
-            case PartnerRefused():
-                self.machine.step(ConsistencyEvent.PARTNER_REFUSED)
-                self._partners.refused(now)
-            case PartnerChanged(present):
-                self.machine.step(ConsistencyEvent.PARTNER_CHANGED)
-                self._partners.changed(present)
-            case MaxDelayChanged(max_delay_s):
-                self.machine.step(ConsistencyEvent.MAX_DELAY_CHANGED)
-                self._deadlines.max_delay_s = max_delay_s
-            case Woken():
-                pass
-            case _:
-                assert_never(event)
-        return []
-
-    def _batch_received(self, channel: Channel, batch: EpochBatch, live: bool, now: float) -> None:
-        self.machine.step(_ARRIVED[batch.kind])
-        if self._inputs.receive(channel, batch, live):
-            self._progress_at = now
-        if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
-            self._deadlines.arrived(batch.epoch, now)
-            if self._deadlines.deadline(batch.epoch) > now:
-                self._inputs.channels[channel].failed = False
-
-    def _stable_processed(self, through: int, now: float) -> None:
-        call, self._call = self._call, None
-        if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
-            raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
-        self._watermark = self._inputs.processed(through)
-        self.stable_epoch = through
-        self._progress_at = now
-        self._inputs.live.advance(self._live_epoch())
-        took_s = now - call.began_at
-        # At most this call: time in which the fork had nothing to process is not owed to it.
-        self._lead_s = min(self._lead_s + took_s, took_s)
-        if self.state is ConsistencyState.STABLE:
-            self._deadlines.processed(took_s, now)
-
-    def _tentative_processed(self, attempt: int, epoch: int, now: float) -> None:
-        call, self._call = self._call, None
-        if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
-            raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
-        self._lead_s -= now - call.began_at
-        self._deadlines.processed(now - call.due_at, now)
 
     # -- from UP_FAILURE to STABILIZATION --------------------------------------------------------
 

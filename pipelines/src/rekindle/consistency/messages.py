@@ -1,4 +1,4 @@
-"""The settings, events and effects of the consistency manager. Pure."""
+"""The settings and effects of the consistency manager. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from enum import StrEnum
 import pyarrow as pa
 
 from rekindle.errors import RekindleError
-from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.epochs import EpochInput
 from rekindle.streams.sunion import Channel
 
 
 class InvalidInput(RekindleError):
-    """An event that contradicts the effects before it: a bug in the task."""
+    """What contradicts the effects before it: a bug in the task."""
 
 
 class Policy(StrEnum):
@@ -53,102 +53,6 @@ class ConsistencySettings:
         if self.during_failure is Policy.SUSPEND:
             raise ValueError("during a failure, input cannot be suspended: use an infinite delay")
 
-
-# -- events --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class BatchReceived:
-    """A batch of a channel; an UNDO names the first epoch undone, a REC_DONE the last one
-    corrected. `live`: from the subscription that `ReadLive` began, which delivers all kinds in the
-    upstream's order. The other one delivers stable epochs in order, without gaps, and REC_DONE."""
-
-    channel: Channel
-    batch: EpochBatch
-    live: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class UpstreamReported:
-    """The newest stable and the newest tentative epoch that the channel's upstream can deliver."""
-
-    channel: Channel
-    stable: int
-    tentative: int
-
-
-@dataclass(frozen=True, slots=True)
-class StableProcessed:
-    """The stable epochs through this one are in the log."""
-
-    through: int
-
-
-@dataclass(frozen=True, slots=True)
-class TentativeProcessed:
-    """The tentative epoch is in the branch of its attempt."""
-
-    attempt: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class PostponementRequested:
-    """A partner wants to stabilize while this replica serves, for at most `lease_s` from now."""
-
-    replica: int
-    lease_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PromiseEnded:
-    """The partner no longer needs what was promised."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartnerPromised:
-    """The partner serves for `lease_s` from when it was asked."""
-
-    lease_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartnerRefused:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class PartnerChanged:
-    """Whether there is a partner that serves readers."""
-
-    present: bool
-
-
-@dataclass(frozen=True, slots=True)
-class MaxDelayChanged:
-    """The spec was edited, or the task begins or ends catching up, during which it is infinite."""
-
-    max_delay_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """Time has passed."""
-
-
-ConsistencyInput = (
-    BatchReceived
-    | UpstreamReported
-    | StableProcessed
-    | TentativeProcessed
-    | PostponementRequested
-    | PromiseEnded
-    | PartnerPromised
-    | PartnerRefused
-    | PartnerChanged
-    | MaxDelayChanged
-    | Woken
-)
 
 # -- effects -------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -28,18 +28,13 @@ from rekindle.streams.io_thread import IoThread
 from rekindle.streams.reader_core import (
     WAIT_S,
     AbandonCall,
-    CallFailed,
-    CallLost,
-    CallReturned,
-    LiveReturned,
     ReadEpochs,
     ReaderCore,
-    ReaderEvent,
-    ReaderWoken,
+    ReaderEffect,
     Subscription,
     new_live_batches,
 )
-from rekindle.streams.replica_choice import DeliverEpochs, RoutesChanged, SwitchReplica
+from rekindle.streams.replica_choice import DeliverEpochs, SwitchReplica
 from rekindle.streams.wire import (
     CallTimedOut,
     ReadRequest,
@@ -122,7 +117,9 @@ class PartitionReader:
 
     def route(self, endpoints: tuple[Endpoint, ...]) -> None:
         """Apply the coordinator's routes; abandon a call if they require another replica."""
-        self._io.call(self._guarded, lambda: self._step(RoutesChanged(endpoints)))
+        self._io.call(
+            self._guarded, lambda: self._step(partial(self._core.routes_changed, endpoints))
+        )
 
     def close(self) -> None:
         self._io.call(self._close)
@@ -148,8 +145,7 @@ class PartitionReader:
     def _begin_call(self) -> None:
         if self._calling is not None:
             return
-        space = self._has_buffer_space()
-        self._step(ReaderWoken(space))
+        self._step(partial(self._core.woken, self._has_buffer_space()))
         call, self._pending_call = self._pending_call, None
         if call is not None:
             self._calling = asyncio.get_running_loop().create_task(self._make_call(call))
@@ -167,9 +163,14 @@ class PartitionReader:
         self._backing_off = False
         self._guarded(lambda: None)
 
-    def _step(self, event: ReaderEvent, received: tuple[EpochBatch, ...] = ()) -> None:
+    def _step(
+        self,
+        happened: Callable[[float], Sequence[ReaderEffect]],
+        received: tuple[EpochBatch, ...] = (),
+    ) -> None:
+        """`happened`: a method of the core, but for the time."""
         with self._lock:
-            effects = self._core.step(event, time.monotonic())
+            effects = happened(time.monotonic())
         for effect in effects:
             match effect:
                 case ReadEpochs():
@@ -214,7 +215,7 @@ class PartitionReader:
         )
         if self._calling is None:
             with self._lock:
-                self._core.step(CallLost(), time.monotonic())
+                self._core.call_lost()
             self._backing_off = True
             self._wake_in(wait_s)
 
@@ -288,7 +289,8 @@ class PartitionReader:
             self._live_received(call, response, state)
         else:
             epochs = tuple(batch.epoch for batch in response.epochs)
-            self._step(CallReturned(call.call, progress.head, epochs, state), response.epochs)
+            returned = partial(self._core.call_returned, call.call, progress.head, epochs, state)
+            self._step(returned, response.epochs)
         if self._problem is not None:
             self._problem = None
             self._backoff.succeeded()
@@ -299,8 +301,8 @@ class PartitionReader:
         new, next_epoch, newest = new_live_batches(response.epochs, call.epoch)
         for batch in new:
             self._deliver(batch)
-        head = response.progress.head
-        self._step(LiveReturned(call.call, head, state, next_epoch, newest, response.live))
+        head, returned = response.progress.head, self._core.live_returned
+        self._step(partial(returned, call.call, head, state, next_epoch, newest, response.live))
 
     def _failed(self, call: ReadEpochs, error: Exception) -> None:
         self._leave_client()
@@ -313,7 +315,8 @@ class PartitionReader:
         _log.log(level, "cannot read %s/%d: %s", s.stream, s.partition, error, exc_info=stack)
         problem = None if expected else f"{call.address} cannot be read: {error!r}"
         self._step(
-            CallFailed(
+            partial(
+                self._core.call_failed,
                 call.call,
                 truncated=isinstance(error, BelowFloor),
                 timed_out=isinstance(error, CallTimedOut),

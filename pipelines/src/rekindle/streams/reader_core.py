@@ -12,20 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from rekindle.exchange.routing import Share
-from rekindle.protocol import ConsistencyState
-from rekindle.streams import replica_choice
+from rekindle.protocol import ConsistencyState, Endpoint
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
-from rekindle.streams.replica_choice import (
-    DeliverEpochs,
-    EpochsReceived,
-    LiveReceived,
-    ReplicaChoice,
-    RoutesChanged,
-    SwitchReplica,
-)
+from rekindle.streams.replica_choice import DeliverEpochs, ReplicaChoice, SwitchReplica
 from rekindle.streams.wire import LivePosition
 
 WAIT_S = 0.5
@@ -50,55 +41,6 @@ class Subscription:
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderWoken:
-    """Time has passed, or there may be buffer space for more epochs now."""
-
-    has_buffer_space: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CallReturned:
-    """`epochs`: those that the call returned; `head`: the newest epoch that is released to the
-    replica; `state`: of its output."""
-
-    call: int
-    head: int
-    epochs: tuple[int, ...]
-    state: ConsistencyState = ConsistencyState.STABLE
-
-
-@dataclass(frozen=True, slots=True)
-class LiveReturned:
-    """A live call returned. `position`: from which the next call at this replica continues, None if
-    nothing was returned; `next_epoch`: the first epoch that is needed then; `newest`: the newest
-    epoch returned."""
-
-    call: int
-    head: int
-    state: ConsistencyState
-    next_epoch: int
-    newest: int
-    position: LivePosition | None
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """`message`: the error; `problem`: the problem to report at once, if another attempt may not
-    help: a refusal, or an unexpected error. Other errors are reported after several failures."""
-
-    call: int
-    truncated: bool = False
-    timed_out: bool = False
-    message: str = ""
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CallLost:
-    """The shell has failed in the call in progress: no other event follows for it."""
-
-
-@dataclass(frozen=True, slots=True)
 class ReadEpochs:
     """Make a call; its result names the number `call`."""
 
@@ -115,7 +57,6 @@ class AbandonCall:
     """Cancel the call in progress."""
 
 
-ReaderEvent = RoutesChanged | ReaderWoken | CallReturned | LiveReturned | CallFailed | CallLost
 ReaderEffect = ReadEpochs | AbandonCall | DeliverEpochs | SwitchReplica
 
 
@@ -158,30 +99,9 @@ class ReaderCore:
         self._reported: str | None = None  # the error of the last call, if it is to be reported
         self._failure: str | None = None  # the error of the last call, of any kind
 
-    def step(self, event: ReaderEvent, now: float) -> Sequence[ReaderEffect]:
-        match event:
-            case RoutesChanged():
-                return self._routes_changed(event, now)
-            case ReaderWoken(has_buffer_space):
-                return self._woken(has_buffer_space, now)
-            case CallReturned(number, head, epochs, state):
-                call = self._ended(number)
-                if call is None:
-                    return []
-                self._responded(call, head, state, now)
-                return self.choice.step(EpochsReceived(call.address, epochs), now)
-            case LiveReturned():
-                return self._live_returned(event, now)
-            case CallFailed():
-                return self._call_failed(event, now)
-            case CallLost():
-                self._call = None
-                return []
-        assert_never(event)
-
     def wake_at(self) -> float | None:
-        """When `ReaderWoken` may begin a call; None: after another event, or when there is buffer
-        space again."""
+        """When `woken` may begin a call; None: after another event, or when there is buffer space
+        again."""
         return None if self._call is not None else self.choice.wake_at()
 
     def problem(self) -> str | None:
@@ -209,16 +129,37 @@ class ReaderCore:
         self.head = max(self.head, head)
         self.choice.record_state(call.address, state, now)
 
-    def _live_returned(self, event: LiveReturned, now: float) -> Sequence[ReaderEffect]:
-        call = self._ended(event.call)
-        if call is None:
+    def call_returned(
+        self, number: int, head: int, epochs: Sequence[int], state: ConsistencyState, now: float
+    ) -> Sequence[ReaderEffect]:
+        """`epochs`: those that the call returned; `head`: the newest epoch that is released to the
+        replica; `state`: of its output."""
+        if (call := self._ended(number)) is None:
             return []
-        self._responded(call, event.head, event.state, now)
-        self._newest = max(self._newest, event.newest)
-        if event.position is not None:
-            self._position = call.address, event.position
-        new = event.position is not None or event.next_epoch > call.epoch
-        return self.choice.step(LiveReceived(call.address, event.next_epoch, new), now)
+        self._responded(call, head, state, now)
+        return self.choice.epochs_received(call.address, epochs, now)
+
+    def live_returned(
+        self,
+        number: int,
+        head: int,
+        state: ConsistencyState,
+        next_epoch: int,
+        newest: int,
+        position: LivePosition | None,
+        now: float,
+    ) -> Sequence[ReaderEffect]:
+        """A live call returned. `position`: from which the next call at this replica continues,
+        None if nothing was returned; `next_epoch`: the first epoch that is needed then; `newest`:
+        the newest epoch returned."""
+        if (call := self._ended(number)) is None:
+            return []
+        self._responded(call, head, state, now)
+        self._newest = max(self._newest, newest)
+        if position is not None:
+            self._position = call.address, position
+        new = position is not None or next_epoch > call.epoch
+        return self.choice.live_received(call.address, next_epoch, new, now)
 
     def _live_position(self, address: str) -> LivePosition | None:
         """Where a live call at this replica continues. After a switch to another replica only
@@ -230,19 +171,20 @@ class ReaderCore:
             self.choice.next_epoch = max(self.choice.next_epoch, self._newest + 1)
         return self._position[1] if self._position is not None else LivePosition()
 
-    def _routes_changed(self, event: RoutesChanged, now: float) -> list[ReaderEffect]:
-        self._incarnations = {e.address: e.incarnation for e in event.endpoints}
+    def routes_changed(self, endpoints: tuple[Endpoint, ...], now: float) -> list[ReaderEffect]:
+        self._incarnations = {e.address: e.incarnation for e in endpoints}
         before = self.choice.current
-        effects: list[ReaderEffect] = [*self.choice.step(event, now)]
+        effects: list[ReaderEffect] = [*self.choice.routes_changed(endpoints, now)]
         if self._call is not None and self.choice.current != before:
             self._call = None
             effects.append(AbandonCall())
         return effects
 
-    def _woken(self, has_buffer_space: bool, now: float) -> list[ReaderEffect]:
+    def woken(self, has_buffer_space: bool, now: float) -> list[ReaderEffect]:
+        """Time has passed, or there may be buffer space for more epochs now."""
         if self._call is not None:
             return []
-        effects: list[ReaderEffect] = [*self.choice.wake(now)]
+        effects: list[ReaderEffect] = [*self.choice.woken(now)]
         if (address := self.choice.current) is not None and has_buffer_space:
             self._calls += 1
             position = self._live_position(address)
@@ -257,13 +199,27 @@ class ReaderCore:
             effects.append(self._call)
         return effects
 
-    def _call_failed(self, event: CallFailed, now: float) -> Sequence[ReaderEffect]:
-        """After any error the reader switches to another replica."""
-        if (call := self._ended(event.call)) is None:
+    def call_failed(
+        self,
+        number: int,
+        now: float,
+        *,
+        truncated: bool = False,
+        timed_out: bool = False,
+        message: str = "",
+        problem: str | None = None,
+    ) -> Sequence[ReaderEffect]:
+        """After any error the reader switches to another replica. `message`: the error; `problem`:
+        to report at once, if another attempt may not help: a refusal, or an unexpected error. Other
+        errors are reported after several failures."""
+        if (call := self._ended(number)) is None:
             return []
-        self._reported, self._failure = event.problem, event.message
-        failed = replica_choice.CallFailed(call.address, event.truncated, event.timed_out)
-        return self.choice.step(failed, now)
+        self._reported, self._failure = problem, message
+        return self.choice.call_failed(call.address, now, truncated=truncated, timed_out=timed_out)
+
+    def call_lost(self) -> None:
+        """The shell has failed in the call in progress, of which nothing else will be heard."""
+        self._call = None
 
     def _ended(self, number: int) -> ReadEpochs | None:
         """The call, if it has not been abandoned."""

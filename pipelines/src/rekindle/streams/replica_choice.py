@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import ConsistencyState, Endpoint
@@ -51,40 +50,6 @@ def preferred_states(*, live: bool) -> Sequence[ConsistencyState]:
 
 
 @dataclass(frozen=True, slots=True)
-class RoutesChanged:
-    """The coordinator's list of replicas, preferred first."""
-
-    endpoints: tuple[Endpoint, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EpochsReceived:
-    """A call returned these consecutive epochs (none: nothing new in the time it waited)."""
-
-    address: str
-    epochs: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LiveReceived:
-    """A live call returned; `next_epoch`: the first one needed after it; `new`: whether it returned
-    anything new."""
-
-    address: str
-    next_epoch: int
-    new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """A call failed. `truncated`: the replica's log no longer has the epoch."""
-
-    address: str
-    truncated: bool = False
-    timed_out: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class DeliverEpochs:
     """Deliver these of the received epochs: the new ones."""
 
@@ -99,7 +64,6 @@ class SwitchReplica:
     epoch: int
 
 
-Event = RoutesChanged | EpochsReceived | LiveReceived | CallFailed
 Effect = DeliverEpochs | SwitchReplica
 
 
@@ -164,41 +128,23 @@ class ReplicaChoice:
             return None
         return min(self._health_of(e).retry_at for e in self._endpoints)
 
-    def wake(self, now: float) -> list[Effect]:
+    def woken(self, now: float) -> list[Effect]:
         """Time has passed."""
         return self._choose(now)
 
-    def step(self, event: Event, now: float) -> list[Effect]:
-        match event:
-            case RoutesChanged(endpoints):
-                self._endpoints = endpoints
-                known = {(e.address, e.incarnation) for e in endpoints}
-                self._health = {k: s for k, s in self._health.items() if k in known}
-                self._responded_in_time &= {address for address, _ in known}
-                self._states = {
-                    e.address: self._states[e.address]
-                    for e in endpoints
-                    if e.address in self._states
-                }
-                return self._choose(now)
-            case EpochsReceived(address, epochs):
-                return self._epochs_received(address, epochs, now)
-            case LiveReceived(address, next_epoch, new):
-                self._responded(address)
-                if not new:
-                    return self._nothing_new(address, now)
-                return [*self._progressed(next_epoch, now)]
-            case CallFailed(address, truncated, timed_out):
-                unsuspected = any(e.address == address and not e.suspected for e in self._endpoints)
-                if timed_out:
-                    self._responded_in_time.discard(address)
-                    self.timeouts += unsuspected
-                self._record_failure(address, truncated, now)
-                return self._choose(now)
-            case _:
-                assert_never(event)
+    def routes_changed(self, endpoints: tuple[Endpoint, ...], now: float) -> list[Effect]:
+        """The coordinator's list of replicas, preferred first."""
+        self._endpoints = endpoints
+        known = {(e.address, e.incarnation) for e in endpoints}
+        self._health = {k: s for k, s in self._health.items() if k in known}
+        self._responded_in_time &= {address for address, _ in known}
+        self._states = {
+            e.address: self._states[e.address] for e in endpoints if e.address in self._states
+        }
+        return self._choose(now)
 
-    def _epochs_received(self, address: str, epochs: Sequence[int], now: float) -> list[Effect]:
+    def epochs_received(self, address: str, epochs: Sequence[int], now: float) -> list[Effect]:
+        """A call returned these consecutive epochs (none: nothing new in the time it waited)."""
         new = tuple(e for e in epochs if e >= self.next_epoch)
         if new and new != tuple(range(self.next_epoch, self.next_epoch + len(new))):
             # A gap: the replica violates the protocol.
@@ -208,6 +154,22 @@ class ReplicaChoice:
         if new:
             return [DeliverEpochs(new), *self._progressed(new[-1] + 1, now)]
         return self._nothing_new(address, now)
+
+    def live_received(self, address: str, next_epoch: int, new: bool, now: float) -> list[Effect]:
+        """A live call returned; `next_epoch`: the first one needed after it; `new`: whether it
+        returned anything new."""
+        self._responded(address)
+        return self._progressed(next_epoch, now) if new else self._nothing_new(address, now)
+
+    def call_failed(
+        self, address: str, now: float, *, truncated: bool = False, timed_out: bool = False
+    ) -> list[Effect]:
+        """`truncated`: the replica's log no longer has the epoch."""
+        if timed_out:
+            self._responded_in_time.discard(address)
+            self.timeouts += any(e.address == address and not e.suspected for e in self._endpoints)
+        self._record_failure(address, truncated, now)
+        return self._choose(now)
 
     def _responded(self, address: str) -> None:
         for endpoint in self._endpoints:

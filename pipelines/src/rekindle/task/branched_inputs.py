@@ -15,17 +15,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencyInput,
     ConsistencySettings,
     EmitReconciliationDone,
     EmitUndo,
     ReadLive,
     ResumeStable,
-    StableProcessed,
     StopLive,
-    TentativeProcessed,
-    Woken,
 )
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import EpochOutput
@@ -42,7 +37,7 @@ from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
 from rekindle.task.attempts import AttemptFile
 from rekindle.task.core.branches import BranchEffect, BranchesCore, Taken
-from rekindle.task.core.loop import EpochsTaken, TentativeCompleted
+from rekindle.task.core.loop import TentativeCompleted
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.core.upstreams import UpstreamReports
 from rekindle.task.inputs import MIN_REQUEST_BYTES
@@ -158,13 +153,13 @@ class BranchedInputs:
     def _arrived(self, channel: Channel, batch: EpochBatch, *, live: bool) -> None:
         with self._changed:
             if not live or channel in self._live_readers:
-                self._step(BatchReceived(channel, batch, live))
+                self._step(partial(self._core.batch_received, channel, batch, live=live))
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
         """A replica has reported which epochs it has."""
         with self._changed:
             for event in self._reports.receive(channel, progress, live=live):
-                self._step(event)
+                self._step(partial(event, self._core))
 
     def update_partner(self, partner: Partner | None, boot: str) -> None:
         """The other replica's messages in a poll; `boot`: of this task."""
@@ -187,10 +182,10 @@ class BranchedInputs:
             if self._core.may_take:
                 self._changed.notify_all()
 
-    def _step(self, event: ConsistencyInput) -> None:
-        """Called under the lock."""
+    def _step(self, happened: Callable[[float], list[BranchEffect]]) -> None:
+        """`happened`: a method of the core, but for the time. Called under the lock."""
         try:
-            self._apply(self._core.step(event, self._clock()))
+            self._apply(happened(self._clock()))
         finally:
             if self._core.may_take:
                 self._changed.notify_all()
@@ -226,20 +221,20 @@ class BranchedInputs:
 
     # -- the loop --------------------------------------------------------------------------------
 
-    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
-        """What the loop processes next; no epochs at the timeout. Raises the first error of a
-        reader or of the core."""
+    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken | None:
+        """What the loop processes next; None at the timeout. Raises the first error of a reader or
+        of the core."""
         until = self._clock() + timeout_s
         with self._changed:
             while not self._core.may_take and not self._closed:
                 now, wake_at = self._clock(), self._core.wake_at
                 if wake_at is not None and wake_at <= now:
-                    self._step(Woken())
+                    self._step(self._core.woken)
                 elif now >= until:
                     break
                 else:
                     self._changed.wait(min(until, until if wake_at is None else wake_at) - now)
-            return self._core.take(bounds) or EpochsTaken(())
+            return self._core.take(bounds)
 
     def stable_processed(self, through: int) -> None:
         """The stable epochs through this one are in the log."""
@@ -248,7 +243,7 @@ class BranchedInputs:
                 e: sizes for e, sizes in self._expected_bytes.items() if e > through
             }
             self._wake_needed = True
-            self._step(StableProcessed(through))
+            self._step(partial(self._core.stable_processed, through))
 
     def append(self, attempt: int, output: EpochOutput) -> None:
         """Append a tentative epoch. Raises OSError."""
@@ -262,7 +257,7 @@ class BranchedInputs:
             if completed.failed:
                 self._apply(self._core.leave_out(attempt, epoch, self._clock()))
             else:
-                self._step(TentativeProcessed(attempt, epoch))
+                self._step(partial(self._core.tentative_processed, attempt, epoch))
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         raise AssertionError("the loop uses next_call, since an epoch may be tentative")

@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,36 +24,26 @@ from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, EpochOutput
 from rekindle.errors import LogFull, SourceFailed, StateLost, StoreError
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 from rekindle.task.core.branches import Taken
-from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.events import SetProblem
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
     AppendTentative,
     CallCompleted,
     CheckpointReached,
-    EngineFailed,
-    EngineRestarted,
     EpochComputed,
-    EpochsAppended,
-    EpochsProcessed,
-    EpochsTaken,
     GiveUp,
-    IdleEngineDied,
     LoopCore,
     LoopEffect,
-    LoopEvent,
     LoopRequest,
-    LoopRequestFailed,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
-    TentativeAppended,
     TentativeCompleted,
-    TentativeFailed,
 )
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.earlier_boots import EarlierBoots
@@ -64,9 +55,10 @@ RELEASED_BYTES = 4 << 20
 too long."""
 
 _log = logging.getLogger(__name__)
-_ENDS_CALL = (EngineRestarted, TentativeAppended, TentativeFailed)
 _TRANSIENT = (SourceFailed, LogFull, StoreError, DiskFull, OSError)
 """Errors after which the same step is retried; they are reported."""
+LoopResult = Callable[[float], list[LoopEffect]]
+"""Of a request: a method of the core, but for the time."""
 
 
 class EngineRestarter(Protocol):
@@ -84,8 +76,8 @@ class EngineRestarter(Protocol):
 class Branches(Protocol):
     """The inputs of a task whose output may be tentative, and the branches of its output."""
 
-    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken:
-        """What the loop processes next; no epochs at the timeout."""
+    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken | None:
+        """What the loop processes next; None at the timeout."""
         ...
 
     def stable_processed(self, through: int) -> None: ...
@@ -134,6 +126,9 @@ class EpochLoop:
         self._earlier = earlier
         self._pending_request: LoopRequest | None = None
         self._completed = 0  # epochs of the call that was completed last
+        # Whether the call ends without: nothing was taken, the engine was restarted, or the epoch
+        # was a tentative one.
+        self._ends_call = False
         # The epoch whose append is in progress or is retried: it is compared only once.
         self._compared: EpochBatch | None = None
 
@@ -151,14 +146,12 @@ class EpochLoop:
     def run_call(self, timeout_s: float) -> int:
         """One call of the chain, if epochs arrive within the timeout. Returns the number of epochs
         that it has completed; 0 also after an engine was restarted in place of a call."""
-        self._completed = 0
+        self._completed, self._ends_call = 0, False
         self._find_dead_engine()
-        while (request := self._next_request()) is not None:
-            event = self._perform(request, timeout_s)
-            self._step(event)
-            nothing_taken = isinstance(event, EpochsTaken) and not event.epochs
-            if self._completed or nothing_taken or isinstance(event, _ENDS_CALL):
+        while not self._completed and not self._ends_call:
+            if (request := self._next_request()) is None:
                 break
+            self._step(self._perform(request, timeout_s))
         return self._completed
 
     def _next_request(self) -> LoopRequest | None:
@@ -169,12 +162,12 @@ class EpochLoop:
             now = time.monotonic()
             if wake_at > now and self._wait(wake_at - now):
                 return None
-            self._step(Woken(), max(now, wake_at))
+            self._step(self._core.woken, max(now, wake_at))
         request, self._pending_request = self._pending_request, None
         return request
 
-    def _step(self, event: LoopEvent, now: float | None = None) -> None:
-        for effect in self._core.step(event, time.monotonic() if now is None else now):
+    def _step(self, result: LoopResult, now: float | None = None) -> None:
+        for effect in result(time.monotonic() if now is None else now):
             self._apply(effect)
 
     def _apply(self, effect: LoopEffect) -> None:
@@ -210,15 +203,13 @@ class EpochLoop:
 
     # -- requests --------------------------------------------------------------------------------
 
-    def _perform(self, request: LoopRequest, timeout_s: float) -> LoopEvent:
+    def _perform(self, request: LoopRequest, timeout_s: float) -> LoopResult:
         """Perform a request of the core; returns its result. Raises permanent errors, StateLost
         among them."""
         try:
             match request:
-                case TakeEpochs(bounds) if self._branches is not None:
-                    return self._branches.next_call(bounds, timeout_s)
                 case TakeEpochs(bounds):
-                    return EpochsTaken(self._inputs.take(bounds, timeout_s))
+                    return self._take(bounds, timeout_s)
                 case ProcessEpochs() if request.attempt:
                     return self._process_tentative(request)
                 case ProcessEpochs():
@@ -232,9 +223,18 @@ class EpochLoop:
         except StateLost:
             raise
         except _TRANSIENT as error:
-            return LoopRequestFailed(str(error))
+            return partial(self._core.request_failed, str(error))
 
-    def _process(self, call: ProcessEpochs, file: CallSizeFile | None) -> LoopEvent:
+    def _take(self, bounds: CallBounds, timeout_s: float) -> LoopResult:
+        epochs: Sequence[EpochInput] = ()
+        if self._branches is None:
+            epochs = self._inputs.take(bounds, timeout_s)
+        elif (taken := self._branches.next_call(bounds, timeout_s)) is not None:
+            return partial(taken, self._core)
+        self._ends_call = not epochs
+        return partial(self._core.epochs_taken, epochs)
+
+    def _process(self, call: ProcessEpochs, file: CallSizeFile | None) -> LoopResult:
         size = CallSize(len(call.epochs), sum(e.nbytes for e in call.epochs))
         if file is not None:
             file.begin(size)
@@ -242,17 +242,17 @@ class EpochLoop:
         try:
             result = self._chain.process(call.operators, call.epochs)
             succeeded = size
-            return EpochsProcessed(result.outputs, result.state)
+            return partial(self._core.epochs_processed, result.outputs, result.state)
         except (EngineUnavailable, OutOfMemory) as error:
             if self._engine is None:
                 raise
-            return EngineFailed(error)
+            return partial(self._core.engine_failed, error)
         finally:
             if file is not None:
                 file.end(succeeded)
 
-    def _process_tentative(self, call: ProcessEpochs) -> LoopEvent:
-        """Any error is a TentativeFailed: the stable version of the epoch may have other rows. Rows
+    def _process_tentative(self, call: ProcessEpochs) -> LoopResult:
+        """Any error leaves the epoch out: the stable version of the epoch may have other rows. Rows
         that are dropped here are not counted, and the call has no effect on the size of later
         ones."""
         counts = {name: replace(rows) for name, rows in self._chain.dropped.items()}
@@ -262,29 +262,34 @@ class EpochLoop:
         except StateLost:
             raise
         except Exception as error:
-            return TentativeFailed(str(error))
+            return self._tentative_failed(error)
         finally:
             for name, rows in counts.items():
                 dropped = self._chain.dropped[name]
                 dropped.late, dropped.null_event_time = rows.late, rows.null_event_time
             self._status.dropped = self._chain.dropped
 
-    def _append_tentative(self, request: AppendTentative) -> LoopEvent:
+    def _tentative_failed(self, error: Exception) -> LoopResult:
+        self._ends_call = True
+        return partial(self._core.tentative_failed, str(error))
+
+    def _append_tentative(self, request: AppendTentative) -> LoopResult:
         assert self._branches is not None, "only branches give tentative epochs"
         try:
             check_column_sizes(request.output.epoch, request.output.rows)
             self._branches.append(request.attempt, request.output)
         except Exception as error:
-            return TentativeFailed(str(error))
-        return TentativeAppended()
+            return self._tentative_failed(error)
+        self._ends_call = True
+        return self._core.tentative_appended
 
-    def _append(self, outputs: Sequence[EpochOutput]) -> EpochsAppended:
-        """Append all outputs. Returns the event of the last one; the others are stepped here."""
+    def _append(self, outputs: Sequence[EpochOutput]) -> LoopResult:
+        """Append all outputs. Returns the result of the last one; the others are stepped here."""
         for output in outputs[:-1]:
             self._step(self._append_epoch(output))
         return self._append_epoch(outputs[-1])
 
-    def _append_epoch(self, output: EpochOutput) -> EpochsAppended:
+    def _append_epoch(self, output: EpochOutput) -> LoopResult:
         batch = self._compared
         if batch is None or batch.epoch != output.epoch:
             check_column_sizes(output.epoch, output.rows)
@@ -301,7 +306,7 @@ class EpochLoop:
             self._compared = batch
         self._log.append(batch)
         self._compared = None
-        return EpochsAppended((batch.digest,))
+        return partial(self._core.epochs_appended, (batch.digest,))
 
     def _compare(self, batch: EpochBatch) -> None:
         message = self._earlier.check(batch) if self._earlier is not None else None
@@ -313,12 +318,13 @@ class EpochLoop:
 
     def _find_dead_engine(self) -> None:
         """Find an engine that died while it was idle."""
-        idle = IdleEngineDied in VALID_EVENTS[self._core.phase]
+        idle = "idle_engine_died" in VALID_EVENTS[self._core.phase]
         if idle and self._engine is not None and (error := self._engine.lost()) is not None:
-            self._step(IdleEngineDied(str(error)))
+            self._step(partial(self._core.idle_engine_died, str(error)))
 
-    def _restart(self, spark_job_input_bytes: int) -> EngineRestarted:
+    def _restart(self, spark_job_input_bytes: int) -> LoopResult:
         assert self._engine is not None
         self._chain = self._engine.restart(spark_job_input_bytes)
         self._status.dropped = self._chain.dropped
-        return EngineRestarted()
+        self._ends_call = True
+        return self._core.engine_restarted

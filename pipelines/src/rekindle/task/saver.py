@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
 from rekindle.checkpoints.manifest import Entry, EntryRef
@@ -15,21 +17,7 @@ from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.model import State
 from rekindle.errors import ObjectMissing, RekindleError
 from rekindle.protocol import CheckpointDone, RestorePoint
-from rekindle.task.core.events import Woken
-from rekindle.task.core.saver import (
-    EntriesRefused,
-    EntryCommitted,
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
-    SaverCore,
-    SaverEvent,
-    SaveState,
-    SkipCheckpoint,
-    StateComplete,
-    StateIncomplete,
-    StateReached,
-)
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshot
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
@@ -68,26 +56,26 @@ class CheckpointSaver:
 
     def offer(self, state: TaskState) -> None:
         """The task has reached a state that is to be saved: one after a checkpoint epoch."""
-        self._step(StateReached(state))
+        self._step(partial(self._core.state_reached, state))
 
     def commit(self, committed: RestorePoint | None) -> None:
         """The partition's entry `committed` is in the newest manifest."""
         if committed is not None:
-            self._step(EntryCommitted(committed))
+            self._step(partial(self._core.entry_committed, committed))
 
     def state_incomplete(self) -> None:
         """Some of the restored state has to be fetched."""
-        self._step(StateIncomplete())
+        self._step(self._core.state_incomplete)
 
     def state_complete(self) -> None:
         """All of the restored state has been fetched."""
-        self._step(StateComplete())
+        self._step(self._core.state_complete)
 
     def refuse(self, objects: frozenset[str]) -> None:
         """These entries cannot be restored: they are not reported any more, and their objects are
         not referred to again."""
         if objects:
-            self._step(EntriesRefused(objects))
+            self._step(partial(self._core.entries_refused, objects))
 
     def held(self, newest: State) -> tuple[Held, ...]:
         """The snapshots of checkpoints in progress and of partners, with their memory."""
@@ -121,9 +109,10 @@ class CheckpointSaver:
         self._worker.stop()
         self._worker.join(timeout_s)
 
-    def _step(self, event: SaverEvent) -> None:
+    def _step(self, happened: Callable[[float], list[SaverEffect]]) -> None:
+        """`happened`: a method of the core, but for the time."""
         with self._changed:
-            for effect in self._core.step(event, time.monotonic()):
+            for effect in happened(time.monotonic()):
                 match effect:
                     case SaveState():
                         self._next_save = effect
@@ -139,12 +128,9 @@ class CheckpointSaver:
         """Called again after an unexpected error (`Worker`): the save in progress was abandoned."""
         with self._changed:
             if self._next_save is None:
-                self._step(SaveAbandoned())
+                self._step(self._core.save_abandoned)
         while (save := self._next()) is not None:
-            result = self._save(save)
-            self._step(result)
-            if isinstance(result, EntrySaved):
-                self._worker.progressed()
+            self._save(save)
 
     def _next(self) -> SaveState | None:
         """Wait for a state to save; None when the thread has to end."""
@@ -155,10 +141,10 @@ class CheckpointSaver:
                     return save
                 wake_at = self._core.wake_at
                 self._changed.wait(None if wake_at is None else wake_at - time.monotonic())
-                self._step(Woken())
+                self._step(self._core.woken)
         return None
 
-    def _save(self, save: SaveState) -> EntrySaved | SaveFailed:
+    def _save(self, save: SaveState) -> None:
         epoch = save.state.epoch
         try:
             with self._call_timer.during(f"saving the checkpoint of epoch {epoch}"):
@@ -166,12 +152,13 @@ class CheckpointSaver:
         except Exception as error:
             if not isinstance(error, (RekindleError, OSError)):
                 _log.exception("checkpoint of epoch %d", epoch)
-            return SaveFailed(str(error))
-        return EntrySaved(
-            CheckpointDone(
-                epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
-            )
+            self._step(partial(self._core.save_failed, str(error)))
+            return
+        done = CheckpointDone(
+            epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
         )
+        self._step(partial(self._core.entry_saved, done))
+        self._worker.progressed()
 
     def _entry(self, name: str | None) -> Entry | None:
         if name is None:

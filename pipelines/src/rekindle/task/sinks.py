@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import pyarrow as pa
 
@@ -20,24 +21,14 @@ from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment, SinkProgress
 from rekindle.streams.log import OutputLog
-from rekindle.task.core.events import Woken
 from rekindle.task.core.sink import (
-    CallAbandoned,
-    CallFailed,
     CheckConflicts,
-    ConflictsChecked,
-    EpochWritten,
-    LogGrew,
     OpenSink,
     SinkCore,
     SinkEffect,
-    SinkEvent,
-    SinkOpened,
     StartWriter,
     StopWriter,
-    WriteEnded,
     WriteEpochs,
-    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.workers import CallTimer, Worker
@@ -75,9 +66,10 @@ class SinkWriter:
     def problem(self) -> str | None:
         return self.core.problem or self._worker.problem or self._calls.problem
 
-    def step(self, event: SinkEvent) -> None:
+    def step(self, happened: Callable[[float], list[SinkEffect]]) -> None:
+        """`happened`: a method of the core, but for the time."""
         with self._lock:
-            for effect in self.core.step(event, time.monotonic()):
+            for effect in happened(time.monotonic()):
                 self._pending_call = effect
 
     def stop(self) -> None:
@@ -95,7 +87,7 @@ class SinkWriter:
         with self._lock:
             if self._pending_call is None:
                 # This thread has ended in a call, and was started again.
-                self.step(CallAbandoned())
+                self.step(self.core.call_abandoned)
         while not self._stopping.is_set():
             if (call := self._next()) is None:
                 self._wait()
@@ -118,34 +110,35 @@ class SinkWriter:
         if awaited_epoch is None:
             self._stopping.wait(min(wait_s, PAUSED_WAIT_S))
         elif self._log.wait_for(awaited_epoch, wait_s):
-            self.step(LogGrew(self._log.last))
+            self.step(partial(self.core.log_grew, self._log.last))
             return
-        self.step(Woken())
+        self.step(self.core.woken)
 
     def _perform(self, call: SinkEffect) -> None:
         """Make a call, and step the core with its result."""
         try:
             match call:
                 case OpenSink():
-                    self.step(self._open_sink(call))
+                    self._open_sink(call)
                 case WriteEpochs(from_epoch):
                     self._write(self._opened(), from_epoch)
                 case CheckConflicts():
-                    self.step(self._check_conflicts(self._opened()))
+                    self._check_conflicts(self._opened())
         except Exception as error:
             expected = isinstance(error, (RekindleError, OSError))
             _log.log(logging.WARNING if expected else logging.ERROR, "sink: %s", error)
-            self.step(CallFailed(self._message_of(error)))
+            self.step(partial(self.core.call_failed, self._message_of(error)))
 
     def _opened(self) -> Sink:
         assert self._sink is not None
         return self._sink
 
-    def _open_sink(self, call: OpenSink) -> SinkOpened:
+    def _open_sink(self, call: OpenSink) -> None:
         with self._calls.during(f"query {self._query}: opening its sink"):
             sink = self._sink = self._sink or self._open(self.core.assigned, self._log.schema)
             last = sink.last_epoch(call.after)
-            return SinkOpened(last, sink.first_epoch() if call.read_first_epoch else None)
+            first = sink.first_epoch() if call.read_first_epoch else None
+        self.step(partial(self.core.opened, last, first))
 
     def _write(self, sink: Sink, from_epoch: int) -> None:
         for batch in self._log.read(from_epoch, READ_BYTES):
@@ -153,14 +146,14 @@ class SinkWriter:
                 break
             with self._calls.during(f"query {self._query}: writing epoch {batch.epoch}"):
                 sink.write(batch)
-            self.step(EpochWritten(batch.epoch, sink.conflict))
-        self.step(LogGrew(self._log.last))
-        self.step(WriteEnded())
+            self.step(partial(self.core.epoch_written, batch.epoch, sink.conflict))
+        self.step(partial(self.core.log_grew, self._log.last))
+        self.step(self.core.write_ended)
 
-    def _check_conflicts(self, sink: Sink) -> ConflictsChecked:
+    def _check_conflicts(self, sink: Sink) -> None:
         with self._calls.during(f"query {self._query}: reading conflicting files"):
             sink.retry_conflicts(self.core.may_write)
-        return ConflictsChecked(sink.conflict)
+        self.step(partial(self.core.conflicts_checked, sink.conflict))
 
     def _message_of(self, error: Exception) -> str:
         if isinstance(error, BelowFloor):
@@ -209,7 +202,7 @@ class SinkWriters:
         """Write no epoch above this; None: all. For epochs about which replicas disagree."""
         self._write_limit = through
         for writer in self._writers.values():
-            writer.step(WriteLimitChanged(through))
+            writer.step(partial(writer.core.write_limit_changed, through))
 
     def progress(self) -> tuple[SinkProgress, ...]:
         return tuple(w.core.progress() for w in self._writers.values())

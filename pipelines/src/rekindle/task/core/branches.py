@@ -12,33 +12,32 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
     AnswerPartner,
-    ConsistencyInput,
+    ConsistencyEffect,
     ConsistencySettings,
     DropFork,
     EmitReconciliationDone,
     EmitUndo,
     EndPostponement,
     ForkState,
-    MaxDelayChanged,
     ProcessStable,
     ProcessTentative,
     ReadLive,
     RequestPostponement,
     ResumeStable,
     StopLive,
-    TentativeProcessed,
 )
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.protocol import ConsistencyState, Partner
-from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 from rekindle.streams.sunion import Channel
-from rekindle.task.core.loop import EpochsTaken, ForkDropped, TentativeTaken
+from rekindle.task.core.loop import LoopCore, LoopEffect
 from rekindle.task.core.partner import PartnerMessages
 
 UNANSWERED_S = 30.0
@@ -48,7 +47,8 @@ RETRY_S = 10.0
 """Time after a failed tentative epoch without other tentative epochs."""
 
 BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ResumeStable
-Taken = EpochsTaken | TentativeTaken | ForkDropped
+Taken = Callable[[LoopCore, float], list[LoopEffect]]
+"""Gives a loop what it processes next: a call of a method, at a time."""
 
 
 class BranchesCore:
@@ -63,7 +63,7 @@ class BranchesCore:
         self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
         self._call: ProcessStable | ProcessTentative | None = None  # what `take` returns next
         self._forks = False  # whether `_call` begins a fork
-        self._drops = False  # whether `take` returns ForkDropped first
+        self._drops = False  # whether the fork is dropped first
         self._tentative_allowed = False
         self._was_restored = next_epoch > 0
         self._began: float | None = None  # the first time of `check_heads`
@@ -124,26 +124,34 @@ class BranchesCore:
         times = [self._core.wake_at, self._retry_at]
         return min((at for at in times if at is not None), default=None)
 
-    # -- events ----------------------------------------------------------------------------------
+    # -- events; they raise what those of ConsistencyCore do; `error` keeps the first one --------
 
-    def step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:
-        """Raises InvalidTransition, InvalidInput, DifferentResults; `error` keeps the first one."""
-        try:
-            effects = self._step(event, now)
-            if self._retry_at is not None and now >= self._retry_at:
-                self._retry_at = None
-                effects += self._step(MaxDelayChanged(self._max_delay_s), now)
-        except Exception as error:
-            self.failed(error)
-            raise
-        return effects
+    def batch_received(
+        self, channel: Channel, batch: EpochBatch, now: float, *, live: bool = False
+    ) -> list[BranchEffect]:
+        return self._step(partial(self._core.batch_received, channel, batch, live=live), now)
+
+    def upstream_reported(
+        self, channel: Channel, stable: int, tentative: int, now: float
+    ) -> list[BranchEffect]:
+        return self._step(partial(self._core.upstream_reported, channel, stable, tentative), now)
+
+    def stable_processed(self, through: int, now: float) -> list[BranchEffect]:
+        return self._step(partial(self._core.stable_processed, through), now)
+
+    def tentative_processed(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
+        return self._step(partial(self._core.tentative_processed, attempt, epoch), now)
+
+    def woken(self, now: float) -> list[BranchEffect]:
+        """Time has passed."""
+        return self._step(self._core.woken, now)
 
     def allow_tentative(self, now: float) -> list[BranchEffect]:
         """From now on the task's output may be tentative."""
         if self._tentative_allowed:
             return []
         self._tentative_allowed = True
-        return self.step(MaxDelayChanged(self._max_delay_s), now)
+        return self._step(partial(self._core.max_delay_changed, self._max_delay_s), now)
 
     def check_heads(self, heads: Iterable[int], now: float) -> list[BranchEffect]:
         """Allow tentative output before the task is Live, if an input's replicas have not responded
@@ -162,8 +170,8 @@ class BranchesCore:
     def leave_out(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
         """A tentative epoch could not be processed: go on without it."""
         self._retry_at = now + RETRY_S
-        effects = self._step(MaxDelayChanged(None), now)
-        return [*effects, *self.step(TentativeProcessed(attempt, epoch), now)]
+        effects = self._apply(self._core.max_delay_changed(None, now))
+        return [*effects, *self.tentative_processed(attempt, epoch, now)]
 
     def update_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
         """The other replica's messages in a poll; `boot`: of this task. While this replica has no
@@ -173,7 +181,7 @@ class BranchesCore:
         if partner is not None and asks is not None and asks.lease_s and not self.may_be_tentative:
             partner = partner.model_copy(update={"asks": None})
         events = self.partner.receive(partner, boot)
-        return [effect for event in events for effect in self.step(event, now)]
+        return [e for event in events for e in self._step(partial(event, self._core), now)]
 
     def failed(self, error: Exception) -> None:
         """The first error is kept."""
@@ -186,19 +194,34 @@ class BranchesCore:
             raise self.error
         if self._drops:
             self._drops = False
-            return ForkDropped()
+            return LoopCore.fork_dropped
         call, self._call = self._call, None
         match call:
             case ProcessStable(epochs):
-                return EpochsTaken(take_ready(deque(epochs), bounds))
+                ready = take_ready(deque(epochs), bounds)
+                return lambda loop, now: loop.epochs_taken(ready, now)
             case ProcessTentative(attempt, epoch):
                 forks, self._forks = self._forks, False
-                return TentativeTaken(attempt, epoch, forks)
+                return lambda loop, now: loop.tentative_taken(attempt, epoch, forks, now)
         return None
 
-    def _step(self, event: ConsistencyInput, now: float) -> list[BranchEffect]:
+    def _step(
+        self, happened: Callable[[float], list[ConsistencyEffect]], now: float
+    ) -> list[BranchEffect]:
+        """`happened`: a method of the consistency manager, but for the time."""
+        try:
+            effects = self._apply(happened(now))
+            if self._retry_at is not None and now >= self._retry_at:
+                self._retry_at = None
+                effects += self._apply(self._core.max_delay_changed(self._max_delay_s, now))
+        except Exception as error:
+            self.failed(error)
+            raise
+        return effects
+
+    def _apply(self, core_effects: Iterable[ConsistencyEffect]) -> list[BranchEffect]:
         effects: list[BranchEffect] = []
-        for effect in self._core.step(event, now):
+        for effect in core_effects:
             match effect:
                 case ProcessStable() | ProcessTentative():
                     self._call = effect
@@ -211,3 +234,7 @@ class BranchesCore:
                 case _:
                     effects.append(effect)
         return effects
+
+
+InputEvent = Callable[[BranchesCore, float], list[BranchEffect]]
+"""A call of a method of the branches, at a time."""

@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.engine.bounds import CallBounds, take_ready
@@ -31,86 +30,10 @@ from rekindle.errors import RekindleError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.events import SetProblem
 from rekindle.task.state import TaskState
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
-
-
-# -- events --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class EpochsTaken:
-    """The next complete epochs; none if no epoch was complete in time."""
-
-    epochs: Sequence[EpochInput]
-
-
-@dataclass(frozen=True, slots=True)
-class TentativeTaken:
-    """An epoch to process on a tentative branch. `forks`: it begins the branch, with the newest
-    state."""
-
-    attempt: int
-    epoch: EpochInput
-    forks: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ForkDropped:
-    """The state of the tentative branch is no longer needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class EpochsProcessed:
-    outputs: Sequence[EpochOutput]
-    operators: State  # of all operators, after the last of these epochs
-
-
-@dataclass(frozen=True, slots=True)
-class EpochsAppended:
-    """As many of the outputs as there are digests are in the log."""
-
-    digests: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class TentativeAppended:
-    """The tentative epoch is in the branch of its attempt, or is no longer needed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TentativeFailed:
-    """The tentative epoch could not be processed, or not be appended."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class LoopRequestFailed:
-    """The request of this phase failed for a reason that may pass: it is made again."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFailed:
-    """The engine died in the call, or the call did not fit into memory."""
-
-    error: EngineUnavailable | OutOfMemory
-
-
-@dataclass(frozen=True, slots=True)
-class IdleEngineDied:
-    """The engine died while it was idle: between two calls, or before a failed call is repeated."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRestarted:
-    pass
 
 
 # -- effects -------------------------------------------------------------------------------------
@@ -190,20 +113,6 @@ class GiveUp:
     error: Exception
 
 
-LoopEvent = (
-    EpochsTaken
-    | TentativeTaken
-    | ForkDropped
-    | EpochsProcessed
-    | EpochsAppended
-    | TentativeAppended
-    | TentativeFailed
-    | LoopRequestFailed
-    | EngineFailed
-    | IdleEngineDied
-    | EngineRestarted
-    | Woken
-)
 LoopRequest = TakeEpochs | ProcessEpochs | AppendEpochs | AppendTentative | RestartEngine
 LoopEffect = (
     LoopRequest
@@ -228,19 +137,18 @@ class LoopPhase(StrEnum):
     RESTARTING = "restarting the engine"
 
 
-VALID_EVENTS: Mapping[LoopPhase, frozenset[type]] = {
+VALID_EVENTS: Mapping[LoopPhase, frozenset[str]] = {
     LoopPhase.TAKING: frozenset(
-        {EpochsTaken, TentativeTaken, ForkDropped, LoopRequestFailed, IdleEngineDied, Woken}
+        {"epochs_taken", "tentative_taken", "fork_dropped", "idle_engine_died"}
     ),
     LoopPhase.PROCESSING: frozenset(
-        {EpochsProcessed, LoopRequestFailed, TentativeFailed, EngineFailed, IdleEngineDied, Woken}
+        {"epochs_processed", "tentative_failed", "engine_failed", "idle_engine_died"}
     ),
-    LoopPhase.APPENDING: frozenset(
-        {EpochsAppended, TentativeAppended, LoopRequestFailed, TentativeFailed, Woken}
-    ),
-    LoopPhase.RESTARTING: frozenset({EngineRestarted, LoopRequestFailed, Woken}),
+    LoopPhase.APPENDING: frozenset({"epochs_appended", "tentative_appended", "tentative_failed"}),
+    LoopPhase.RESTARTING: frozenset({"engine_restarted"}),
 }
-"""The events that can happen in a phase; another one is a bug in the caller."""
+"""What can happen in a phase, as methods of `LoopCore`; anything else but `request_failed` and
+`woken` is a bug in the caller."""
 
 _TENTATIVE = "tentative"
 _SUBJECTS = {
@@ -257,7 +165,8 @@ class InvalidLoopEvent(RekindleError):
 
 class LoopCore:
     """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
-    digest of all output through the newest epoch in the log."""
+    digest of all output through the newest epoch in the log. All that can happen is a method that
+    returns effects, and raises InvalidLoopEvent in a phase for which the table does not have it."""
 
     def __init__(
         self,
@@ -271,7 +180,7 @@ class LoopCore:
         call are not kept for the next one, since a tentative epoch may come before them; they are
         taken again."""
         self._branches = branches
-        self._tentative: TentativeTaken | None = None  # in the call
+        self._tentative: tuple[int, int] | None = None  # attempt and epoch, if such is in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
         self.chained = state.chained_digest or chained_digest_from(state.epoch)
@@ -291,46 +200,12 @@ class LoopCore:
 
     @property
     def wake_at(self) -> float | None:
-        """When `Woken` is due; None if the core does not wait for a time."""
+        """When `woken` is due; None if the core does not wait for a time."""
         return self._retry_at if self._waiting else None
 
-    def step(self, event: LoopEvent, now: float) -> list[LoopEffect]:
-        """Raises InvalidLoopEvent."""
-        if type(event) not in VALID_EVENTS[self.phase]:
-            raise InvalidLoopEvent(f"loop: {type(event).__name__} while {self.phase}")
-        match event:
-            case EpochsTaken(epochs):
-                return self._epochs_taken(epochs, now)
-            case TentativeTaken():
-                return self._tentative_taken(event, now)
-            case ForkDropped():
-                self._fork = None
-                return [*self._recovered(_TENTATIVE), *self._take()]
-            case EpochsProcessed(outputs, operators):
-                return self._epochs_processed(outputs, operators)
-            case TentativeAppended():
-                self._fork = self._operators
-                return [*self._recovered(_TENTATIVE), *self._tentative_completed(now)]
-            case TentativeFailed(message):
-                return self._tentative_failed(message, now)
-            case EpochsAppended(digests):
-                return self._epochs_appended(digests, now)
-            case LoopRequestFailed(message):
-                if self._tentative is not None:
-                    return self._tentative_failed(message, now)
-                return self._request_failed(message, now)
-            case EngineFailed(error):
-                return self._engine_failed(error)
-            case IdleEngineDied(message):
-                self._failed_in_call = False
-                report = self._report("engine", message)
-                return [report, *self._leave_out_tentative(), *self._restart()]
-            case EngineRestarted():
-                recovered = [] if self._failed_in_call else self._recovered("engine")
-                return [*recovered, *self._next_call(now)]
-            case Woken():
-                return self._try_again(now)
-        assert_never(event)
+    def _check(self, event: str) -> None:
+        if event not in VALID_EVENTS[self.phase]:
+            raise InvalidLoopEvent(f"loop: {event} while {self.phase}")
 
     # -- taking ----------------------------------------------------------------------------------
 
@@ -342,7 +217,9 @@ class LoopCore:
         )
         return [TakeEpochs(self._sizes.bounds.with_max_epochs(until_checkpoint))]
 
-    def _epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
+    def epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
+        """The next complete epochs; none if no epoch was complete in time."""
+        self._check("epochs_taken")
         self._taken.extend(epochs)
         return [*self._recovered("input"), *self._next_call(now)]
 
@@ -351,30 +228,47 @@ class LoopCore:
 
     # -- tentative epochs ------------------------------------------------------------------------
 
-    def _tentative_taken(self, taken: TentativeTaken, now: float) -> list[LoopEffect]:
-        if taken.forks:
+    def tentative_taken(
+        self, attempt: int, epoch: EpochInput, forks: bool, now: float
+    ) -> list[LoopEffect]:
+        """An epoch to process on a tentative branch. `forks`: it begins the branch, with the newest
+        state."""
+        self._check("tentative_taken")
+        if forks:
             self._fork = self.state.operators
-        self._tentative = taken
-        self._taken.append(taken.epoch)
+        self._tentative = attempt, epoch.epoch
+        self._taken.append(epoch)
         return [*self._recovered("input"), *self._process(now)]
 
-    def _tentative_failed(self, message: str, now: float) -> list[LoopEffect]:
+    def fork_dropped(self, now: float) -> list[LoopEffect]:
+        """The state of the tentative branch is no longer needed."""
+        self._check("fork_dropped")
+        self._fork = None
+        return [*self._recovered(_TENTATIVE), *self._take()]
+
+    def tentative_appended(self, now: float) -> list[LoopEffect]:
+        """The tentative epoch is in the branch of its attempt, or is no longer needed."""
+        self._check("tentative_appended")
+        self._fork = self._operators
+        recovered = self._recovered(_TENTATIVE)
+        return [*recovered, *self._end_tentative(), *self._next_call(now)]
+
+    def tentative_failed(self, message: str, now: float) -> list[LoopEffect]:
+        """The tentative epoch could not be processed, or not be appended."""
+        self._check("tentative_failed")
         report = self._report(_TENTATIVE, f"tentative results are left out: {message}")
         return [report, *self._leave_out_tentative(), *self._next_call(now)]
 
     def _leave_out_tentative(self) -> list[LoopEffect]:
         return self._end_tentative(failed=True) if self._tentative is not None else []
 
-    def _tentative_completed(self, now: float) -> list[LoopEffect]:
-        return [*self._end_tentative(), *self._next_call(now)]
-
     def _end_tentative(self, failed: bool = False) -> list[LoopEffect]:
-        taken, self._tentative = self._tentative, None
-        assert taken is not None, "a tentative epoch is in the call"
+        assert self._tentative is not None, "a tentative epoch is in the call"
+        (attempt, epoch), self._tentative = self._tentative, None
         self._call = ()
         self._taken.clear()
         self._outputs.clear()
-        return [TentativeCompleted(taken.attempt, taken.epoch.epoch, failed)]
+        return [TentativeCompleted(attempt, epoch, failed)]
 
     # -- processing ------------------------------------------------------------------------------
 
@@ -387,7 +281,7 @@ class LoopCore:
                 self._sizes.check(epoch)
         except RekindleError as error:
             if self._tentative is not None:
-                return self._tentative_failed(str(error), now)
+                return self.tentative_failed(str(error), now)
             return [GiveUp(error)]
         return [self._process_call()]
 
@@ -395,11 +289,13 @@ class LoopCore:
         if self._tentative is None:
             return ProcessEpochs(self.state.operators, self._call)
         assert self._fork is not None, "the first epoch of a tentative branch forks the state"
-        return ProcessEpochs(self._fork, self._call, self._tentative.attempt)
+        return ProcessEpochs(self._fork, self._call, self._tentative[0])
 
-    def _epochs_processed(
-        self, outputs: Sequence[EpochOutput], operators: State
+    def epochs_processed(
+        self, outputs: Sequence[EpochOutput], operators: State, now: float
     ) -> list[LoopEffect]:
+        """`operators`: the state of all of them after the last of these epochs."""
+        self._check("epochs_processed")
         requested, returned = [e.epoch for e in self._call], [o.epoch for o in outputs]
         if requested != returned:
             problem = f"the engine returned epochs {returned} for {requested}: this is a bug"
@@ -408,11 +304,13 @@ class LoopCore:
         self._outputs.extend(outputs)
         self._enter(LoopPhase.APPENDING)
         if self._tentative is not None:
-            return [AppendTentative(self._tentative.attempt, outputs[0])]
+            return [AppendTentative(self._tentative[0], outputs[0])]
         self._sizes.succeeded(requested[-1])
         return [*self._recovered("engine"), AppendEpochs(outputs)]
 
-    def _engine_failed(self, error: EngineUnavailable | OutOfMemory) -> list[LoopEffect]:
+    def engine_failed(self, error: EngineUnavailable | OutOfMemory, now: float) -> list[LoopEffect]:
+        """The engine died in the call, or the call did not fit into memory."""
+        self._check("engine_failed")
         if self._tentative is not None:
             self._failed_in_call = False
             report = self._report(_TENTATIVE, f"tentative results are left out: {error}")
@@ -424,13 +322,28 @@ class LoopCore:
         self._failed_in_call = True
         return [self._report("engine", str(error)), *self._restart()]
 
+    def idle_engine_died(self, message: str, now: float) -> list[LoopEffect]:
+        """The engine died while it was idle: between two calls, or before a failed call is
+        repeated."""
+        self._check("idle_engine_died")
+        self._failed_in_call = False
+        report = self._report("engine", message)
+        return [report, *self._leave_out_tentative(), *self._restart()]
+
+    def engine_restarted(self, now: float) -> list[LoopEffect]:
+        self._check("engine_restarted")
+        recovered = [] if self._failed_in_call else self._recovered("engine")
+        return [*recovered, *self._next_call(now)]
+
     def _restart(self) -> list[LoopEffect]:
         self._enter(LoopPhase.RESTARTING)
         return [RestartEngine(self._sizes.spark_job_input_bytes)]
 
     # -- appending -------------------------------------------------------------------------------
 
-    def _epochs_appended(self, digests: Sequence[str], now: float) -> list[LoopEffect]:
+    def epochs_appended(self, digests: Sequence[str], now: float) -> list[LoopEffect]:
+        """As many of the outputs as there are digests are in the log."""
+        self._check("epochs_appended")
         effects = self._recovered("log")
         for digest in digests:
             output = self._outputs.popleft()
@@ -458,13 +371,17 @@ class LoopCore:
     def _enter(self, phase: LoopPhase) -> None:
         self.phase, self._waiting, self._failures = phase, False, 0
 
-    def _request_failed(self, message: str, now: float) -> list[LoopEffect]:
+    def request_failed(self, message: str, now: float) -> list[LoopEffect]:
+        """The request of this phase failed for a reason that may pass: it is made again."""
+        if self._tentative is not None:
+            return self.tentative_failed(message, now)
         self._waiting = True
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
         return [self._report(_SUBJECTS[self.phase], message)]
 
-    def _try_again(self, now: float) -> list[LoopEffect]:
+    def woken(self, now: float) -> list[LoopEffect]:
+        """Time has passed."""
         if not self._waiting or now < self._retry_at:
             return []
         failures = self._failures

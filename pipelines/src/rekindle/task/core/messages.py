@@ -1,19 +1,15 @@
 """The settings, events and effects of `TaskCore`, which only simulators and tests run. Pure.
 
-Events of its loop, saver, sinks and tentative inputs (`branches`), and their effects, are in the
-modules of those cores.
+What happened to its loop, saver, sinks and tentative inputs (`branches`) is a call of a method of
+those cores; their effects are in their modules.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencySettings,
-    UpstreamReported,
-)
+from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.exchange.state_mover.donor import DonorCoreEvent, DonorEffect, DonorLimits
 from rekindle.exchange.state_mover.newcomer import (
@@ -23,28 +19,11 @@ from rekindle.exchange.state_mover.newcomer import (
 )
 from rekindle.identity import Identity
 from rekindle.protocol import PollRequest, PollResponse, SinkAssignment, TaskRef
-from rekindle.task.core.branches import BranchEffect
+from rekindle.task.core.branches import BranchEffect, InputEvent
 from rekindle.task.core.events import Woken
-from rekindle.task.core.loop import (
-    EngineFailed,
-    EngineRestarted,
-    EpochsAppended,
-    EpochsProcessed,
-    EpochsTaken,
-    IdleEngineDied,
-    LoopRequest,
-    LoopRequestFailed,
-    TentativeAppended,
-    TentativeFailed,
-)
-from rekindle.task.core.saver import (
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
-    SaverEffect,
-    StateComplete,
-)
-from rekindle.task.core.sink import SinkEffect, SinkEvent
+from rekindle.task.core.loop import LoopCore, LoopEffect, LoopRequest
+from rekindle.task.core.saver import SaverCore, SaverEffect
+from rekindle.task.core.sink import SinkCore, SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall, StartStepFailed, StartStepSucceeded
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
@@ -100,6 +79,11 @@ class TaskRestored:
 
 
 @dataclass(frozen=True, slots=True)
+class StateComplete:
+    """All of the restored state has been fetched."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadAdvanced:
     """`head`: the newest epoch that time, or the upstreams, have released."""
 
@@ -127,11 +111,25 @@ class CallFailedPermanently:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopReported:
+    """`happened`: a call of a method of the loop's core, at a time."""
+
+    happened: Callable[[LoopCore, float], list[LoopEffect]]
+
+
+@dataclass(frozen=True, slots=True)
+class SaverReported:
+    """`happened`: a call of a method of the saver's core, at a time."""
+
+    happened: Callable[[SaverCore, float], list[SaverEffect]]
+
+
+@dataclass(frozen=True, slots=True)
 class SinkReported:
-    """An event of the core of an assignment's sink."""
+    """`happened`: a call of a method of the assignment's core, at a time."""
 
     assigned: SinkAssignment
-    event: SinkEvent
+    happened: Callable[[SinkCore, float], list[SinkEffect]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +146,12 @@ class DonorEventReceived:
     event: DonorCoreEvent
 
 
-InputEvent = BatchReceived | UpstreamReported
-"""Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+@dataclass(frozen=True, slots=True)
+class InputReported:
+    """Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+
+    happened: InputEvent
+
 
 TaskCoreEvent = (
     PollReceived
@@ -161,23 +163,13 @@ TaskCoreEvent = (
     | SinkReported
     | NewcomerEventReceived
     | DonorEventReceived
-    | EpochsTaken
-    | EpochsProcessed
-    | EpochsAppended
-    | LoopRequestFailed
-    | EngineFailed
-    | IdleEngineDied
-    | EngineRestarted
+    | LoopReported
     | StateComplete
-    | EntrySaved
-    | SaveFailed
-    | SaveAbandoned
+    | SaverReported
     | StartStepSucceeded
     | StartStepFailed
     | StopRequested
-    | InputEvent
-    | TentativeAppended
-    | TentativeFailed
+    | InputReported
     | Woken
 )
 

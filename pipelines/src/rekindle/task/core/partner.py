@@ -14,18 +14,19 @@ Paper: DPC (Balazinska et al. 2005), section 3.4.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.messages import (
     AnswerPartner,
-    ConsistencyInput,
+    ConsistencyEffect,
     EndPostponement,
-    PartnerChanged,
-    PartnerPromised,
-    PartnerRefused,
-    PostponementRequested,
-    PromiseEnded,
     RequestPostponement,
 )
 from rekindle.protocol import Partner, Postponement, PostponementAnswer
+
+PartnerEvent = Callable[[ConsistencyCore, float], list[ConsistencyEffect]]
+"""A call of a method of the consistency manager, at a time."""
 
 
 class PartnerMessages:
@@ -62,15 +63,15 @@ class PartnerMessages:
                 number = self._received.number
                 self.answer = PostponementAnswer(boot=boot, number=number, promised=promised)
 
-    def receive(self, partner: Partner | None, boot: str) -> list[ConsistencyInput]:
+    def receive(self, partner: Partner | None, boot: str) -> list[PartnerEvent]:
         """The partner and its messages in a poll; `boot`: of this task."""
-        events: list[ConsistencyInput] = []
+        events: list[PartnerEvent] = []
         identity = None if partner is None else (partner.replica, partner.boot)
         if identity != self._partner:
             if self._partner is not None:
-                events.append(PartnerChanged(present=False))
+                events.append(lambda core, now: core.partner_changed(False, now))
             if identity is not None:
-                events.append(PartnerChanged(present=True))
+                events.append(lambda core, now: core.partner_changed(True, now))
             self._partner, self._waits = identity, False
             if identity is not None and identity != self._last_partner:
                 self._last_partner, self._received, self.answer = identity, None, None
@@ -81,8 +82,11 @@ class PartnerMessages:
         asks, answer = partner.asks, partner.answer
         if asks is not None and asks != self._received:
             self._received = asks
-            requested = PostponementRequested(partner.replica, asks.lease_s)
-            events.append(requested if asks.lease_s else PromiseEnded())
+            replica, lease_s = partner.replica, asks.lease_s
+            if lease_s:
+                events.append(lambda core, now: core.postponement_requested(replica, lease_s, now))
+            else:
+                events.append(lambda core, now: core.promise_ended(now))
         own = self.asks
         if (
             answer is not None
@@ -91,5 +95,8 @@ class PartnerMessages:
             and (answer.boot, answer.number) == (boot, own.number)
         ):
             self._waits = False
-            events.append(PartnerPromised(own.lease_s) if answer.promised else PartnerRefused())
+            if answer.promised:
+                events.append(lambda core, now: core.partner_promised(own.lease_s, now))
+            else:
+                events.append(lambda core, now: core.partner_refused(now))
         return events

@@ -23,12 +23,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import CheckpointDone, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.events import Woken
 from rekindle.task.core.snapshots import Holder, Snapshot, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
 
@@ -37,53 +35,6 @@ PENDING = 2
 MAX_REPORTED = 64
 """Limit of saved entries that are reported until they are committed."""
 _BACKOFF = BackoffPolicy(first_s=0.25, longest_s=5.0)
-
-
-@dataclass(frozen=True, slots=True)
-class StateReached:
-    """The state after a checkpoint epoch, which this task has to save."""
-
-    state: TaskState
-
-
-@dataclass(frozen=True, slots=True)
-class EntryCommitted:
-    """The partition's entry `point` is in the newest manifest."""
-
-    point: RestorePoint
-
-
-@dataclass(frozen=True, slots=True)
-class EntriesRefused:
-    """These entries cannot be restored: objects that they need are missing or damaged. `entries`:
-    names of the entries' own objects."""
-
-    entries: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class StateIncomplete:
-    """The task was restored, and some of its state has to be fetched from the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateComplete:
-    """All of the restored state has been fetched."""
-
-
-@dataclass(frozen=True, slots=True)
-class EntrySaved:
-    done: CheckpointDone
-
-
-@dataclass(frozen=True, slots=True)
-class SaveFailed:
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class SaveAbandoned:
-    """The thread that was saving has died. Its state is not saved again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +52,6 @@ class SkipCheckpoint:
     epoch: int
 
 
-SaverEvent = (
-    StateReached
-    | EntryCommitted
-    | EntriesRefused
-    | StateIncomplete
-    | StateComplete
-    | EntrySaved
-    | SaveFailed
-    | SaveAbandoned
-    | Woken
-)
 SaverEffect = SaveState | SkipCheckpoint
 
 
@@ -145,35 +85,72 @@ class SaverCore:
         """To be reported: saved and not yet committed, oldest first."""
         return tuple(self._saved) if self._complete else ()
 
-    def step(self, event: SaverEvent, now: float) -> list[SaverEffect]:
-        skipped: list[SaverEffect] = []
-        match event:
-            case StateReached(state):
-                if not self._is_covered(state.epoch):
-                    skipped += self._enqueue(state)
-            case EntryCommitted(point):
-                self._committed = point
-                while self._saved and self._saved[0].epoch <= point.epoch:
-                    self._saved.popleft()
-                while self._pending and self._pending[0].epoch <= point.epoch:
-                    self._drop_oldest()
-            case EntriesRefused(entries):
-                self._entries_refused(entries)
-            case StateIncomplete():
-                self._complete = False
-            case StateComplete():
-                self._complete = True
-            case EntrySaved(done):
-                self._entry_saved(done)
-            case SaveFailed(message):
-                self._save_failed(message, now)
-            case SaveAbandoned():
-                self._end_save()
-            case Woken():
-                pass
-            case _:
-                assert_never(event)
+    def state_reached(self, state: TaskState, now: float) -> list[SaverEffect]:
+        """The state after a checkpoint epoch, which this task has to save."""
+        skipped = [] if self._is_covered(state.epoch) else self._enqueue(state)
         return skipped + self._next_save(now)
+
+    def entry_committed(self, point: RestorePoint, now: float) -> list[SaverEffect]:
+        """The partition's entry `point` is in the newest manifest."""
+        self._committed = point
+        while self._saved and self._saved[0].epoch <= point.epoch:
+            self._saved.popleft()
+        while self._pending and self._pending[0].epoch <= point.epoch:
+            self._drop_oldest()
+        return self._next_save(now)
+
+    def entries_refused(self, entries: frozenset[str], now: float) -> list[SaverEffect]:
+        """These entries, which are named by their own objects, cannot be restored: objects that
+        they need are missing or damaged. So may be all that the entries saved so far, and the save
+        in progress, refer to. (Each poll repeats its refused entries; some are known already.)"""
+        known = {done.object: done.epoch for done in self._saved}
+        if self._committed is not None and self._committed.object is not None:
+            known[self._committed.object] = self._committed.epoch
+        if any(known[name] > self._distrusted for name in entries & known.keys()):
+            saving = [self._saving.epoch] if self._saving is not None else []
+            self._distrusted = max([*known.values(), *saving])
+        self._saved = deque(done for done in self._saved if done.object not in entries)
+        return self._next_save(now)
+
+    def state_incomplete(self, now: float) -> list[SaverEffect]:
+        """The task was restored, and some of its state has to be fetched from the store."""
+        self._complete = False
+        return self._next_save(now)
+
+    def state_complete(self, now: float) -> list[SaverEffect]:
+        """All of the restored state has been fetched."""
+        self._complete = True
+        return self._next_save(now)
+
+    def entry_saved(self, done: CheckpointDone, now: float) -> list[SaverEffect]:
+        self._end_save()
+        self._failures, self.problem = 0, None
+        if not self._is_covered(done.epoch):
+            if len(self._saved) == MAX_REPORTED:
+                # Drop the newest. The oldest is committed first, once sinks have its epochs.
+                self._saved.pop()
+            self._saved.append(done)
+        return self._next_save(now)
+
+    def save_failed(self, message: str, now: float) -> list[SaverEffect]:
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+        if (snapshot := self._saving) is not None:
+            self.problem = f"the checkpoint of epoch {snapshot.epoch} cannot be saved: {message}"
+            if len(self._pending) < PENDING and not self._is_covered(snapshot.epoch):
+                self._pending.appendleft(snapshot)
+                self._saving = None
+            self._end_save()
+        return self._next_save(now)
+
+    def save_abandoned(self, now: float) -> list[SaverEffect]:
+        """The thread that was saving has died. Its state is not saved again."""
+        self._end_save()
+        return self._next_save(now)
+
+    def woken(self, now: float) -> list[SaverEffect]:
+        """Time has passed."""
+        return self._next_save(now)
 
     def _next_save(self, now: float) -> list[SaverEffect]:
         if self._saving is not None or not self._pending or now < self._retry_at:
@@ -218,39 +195,6 @@ class SaverCore:
         if committed is None or committed.epoch <= self._distrusted:
             return None
         return committed.object
-
-    def _entries_refused(self, entries: frozenset[str]) -> None:
-        """Everything saved so far, and the save in progress, may refer to the missing objects.
-        (Each poll repeats its refused entries, so some are known already.)"""
-        known = {done.object: done.epoch for done in self._saved}
-        if self._committed is not None and self._committed.object is not None:
-            known[self._committed.object] = self._committed.epoch
-        if any(known[name] > self._distrusted for name in entries & known.keys()):
-            saving = [self._saving.epoch] if self._saving is not None else []
-            self._distrusted = max([*known.values(), *saving])
-        self._saved = deque(done for done in self._saved if done.object not in entries)
-
-    def _entry_saved(self, done: CheckpointDone) -> None:
-        self._end_save()
-        self._failures, self.problem = 0, None
-        if self._is_covered(done.epoch):
-            return
-        if len(self._saved) == MAX_REPORTED:
-            # Drop the newest. The oldest is committed first, once sinks have its epochs.
-            self._saved.pop()
-        self._saved.append(done)
-
-    def _save_failed(self, message: str, now: float) -> None:
-        self._failures += 1
-        self._retry_at = now + _BACKOFF.wait_s(self._failures)
-        snapshot = self._saving
-        if snapshot is None:
-            return
-        self.problem = f"the checkpoint of epoch {snapshot.epoch} cannot be saved: {message}"
-        if len(self._pending) < PENDING and not self._is_covered(snapshot.epoch):
-            self._pending.appendleft(snapshot)
-            self._saving = None
-        self._end_save()
 
     def _is_covered(self, epoch: int) -> bool:
         """Whether an entry of this epoch or a newer one is committed. (A task that was restored

@@ -16,12 +16,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import SinkAssignment, SinkProgress
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.events import Woken
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 RETRY_CONFLICTS_S = 5.0
@@ -29,59 +27,6 @@ RETRY_CONFLICTS_S = 5.0
 _PAUSE_FACTOR = 4
 """The pause between checks is at least this many times as long as the last check, so that on a slow
 store most of the thread's time is left for writing."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogGrew:
-    """The output log holds epochs through `last`."""
-
-    last: int
-
-
-@dataclass(frozen=True, slots=True)
-class WriteLimitChanged:
-    """No epoch above `through` may be written; None: all may."""
-
-    through: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class SinkOpened:
-    """`last`: the newest epoch that need not be written; `first`: the first one that the definition
-    may write, if it was read."""
-
-    last: int
-    first: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class EpochWritten:
-    """An epoch of the call in progress is durable. `conflict`: of the sink, after this epoch."""
-
-    epoch: int
-    conflict: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class WriteEnded:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class ConflictsChecked:
-    conflict: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class CallFailed:
-    """The call in progress has failed."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallAbandoned:
-    """The thread that made the call has died; the call is made again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,17 +50,6 @@ class CheckConflicts:
     """Check the epochs in conflict again, of those that `may_write` accepts."""
 
 
-SinkEvent = (
-    LogGrew
-    | WriteLimitChanged
-    | SinkOpened
-    | EpochWritten
-    | WriteEnded
-    | ConflictsChecked
-    | CallFailed
-    | CallAbandoned
-    | Woken
-)
 SinkEffect = OpenSink | WriteEpochs | CheckConflicts
 
 
@@ -176,32 +110,54 @@ class SinkCore:
     def may_write(self, epoch: int) -> bool:
         return self._through is None or epoch <= self._through
 
-    def step(self, event: SinkEvent, now: float) -> list[SinkEffect]:
-        match event:
-            case LogGrew(last):
-                self._log_last = last
-            case WriteLimitChanged(through):
-                self._through = through
-            case SinkOpened(last, first):
-                self._compare_through = last  # before `_opened`: another thread reads `compares`
-                self._opened, self._call = True, None
-                self.next_epoch = max(self.next_epoch, self._first_to_write(last, first))
-            case EpochWritten(epoch, conflict):
-                self.next_epoch, self.conflict = epoch + 1, conflict
-            case WriteEnded():
-                self._succeeded()
-            case ConflictsChecked(conflict):
-                self.conflict = conflict
-                self._schedule_check(now)
-                self._succeeded()
-            case CallFailed(message):
-                self._failed(message, now)
-            case CallAbandoned():
-                self._call = None
-            case Woken():
-                pass
-            case _:
-                assert_never(event)
+    def woken(self, now: float) -> list[SinkEffect]:
+        """Time has passed."""
+        return self._next_call(now)
+
+    def log_grew(self, last: int, now: float) -> list[SinkEffect]:
+        """The output log holds epochs through `last`."""
+        self._log_last = last
+        return self._next_call(now)
+
+    def write_limit_changed(self, through: int | None, now: float) -> list[SinkEffect]:
+        """No epoch above `through` may be written; None: all may."""
+        self._through = through
+        return self._next_call(now)
+
+    def opened(self, last: int, first: int | None, now: float) -> list[SinkEffect]:
+        """`last`: the newest epoch that need not be written; `first`: the first one that the
+        definition may write, if it was read."""
+        self._compare_through = last  # before `_opened`: another thread reads `compares`
+        self._opened, self._call = True, None
+        self.next_epoch = max(self.next_epoch, self._first_to_write(last, first))
+        return self._next_call(now)
+
+    def epoch_written(self, epoch: int, conflict: str | None, now: float) -> list[SinkEffect]:
+        """An epoch of the call in progress is durable. `conflict`: of the sink, after it."""
+        self.next_epoch, self.conflict = epoch + 1, conflict
+        return self._next_call(now)
+
+    def write_ended(self, now: float) -> list[SinkEffect]:
+        self._succeeded()
+        return self._next_call(now)
+
+    def conflicts_checked(self, conflict: str | None, now: float) -> list[SinkEffect]:
+        self.conflict = conflict
+        self._schedule_check(now)
+        self._succeeded()
+        return self._next_call(now)
+
+    def call_failed(self, message: str, now: float) -> list[SinkEffect]:
+        if isinstance(self._call, CheckConflicts):
+            self._schedule_check(now)
+        self._call, self.problem = None, message
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+        return self._next_call(now)
+
+    def call_abandoned(self, now: float) -> list[SinkEffect]:
+        """The thread that made the call has died; the call is made again."""
+        self._call = None
         return self._next_call(now)
 
     def _next_call(self, now: float) -> list[SinkEffect]:
@@ -226,13 +182,6 @@ class SinkCore:
 
     def _succeeded(self) -> None:
         self._call, self._failures, self.problem = None, 0, None
-
-    def _failed(self, message: str, now: float) -> None:
-        if isinstance(self._call, CheckConflicts):
-            self._schedule_check(now)
-        self._call, self.problem = None, message
-        self._failures += 1
-        self._retry_at = now + _BACKOFF.wait_s(self._failures)
 
     def _schedule_check(self, now: float) -> None:
         took_s = now - self._call_began

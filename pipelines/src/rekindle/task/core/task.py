@@ -14,14 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import assert_never
 
-from rekindle.consistency import messages as consistency
-from rekindle.consistency.messages import (
-    BatchReceived,
-    ConsistencyInput,
-    StableProcessed,
-    TentativeProcessed,
-    UpstreamReported,
-)
 from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, RekindleError
 from rekindle.exchange.state_mover.donor import (
@@ -47,7 +39,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.branches import BranchEffect, BranchesCore
+from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
 from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
@@ -69,12 +61,16 @@ from rekindle.task.core.messages import (
     DonorEventReceived,
     HeadAdvanced,
     HeadsChecked,
+    InputReported,
     LogTruncated,
+    LoopReported,
     NewcomerEventReceived,
     PollReceived,
     RefusePoll,
     Respond,
+    SaverReported,
     SinkReported,
+    StateComplete,
     TaskCoreEvent,
     TaskEffect,
     TaskRestored,
@@ -84,24 +80,12 @@ from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
-from rekindle.task.core.saver import (
-    EntriesRefused,
-    EntryCommitted,
-    EntrySaved,
-    SaveAbandoned,
-    SaveFailed,
-    SaverCore,
-    StateComplete,
-    StateIncomplete,
-    StateReached,
-)
+from rekindle.task.core.saver import SaverCore
 from rekindle.task.core.sink import (
-    LogGrew,
     SinkCore,
-    SinkEvent,
+    SinkEffect,
     StartWriter,
     StopWriter,
-    WriteLimitChanged,
     assignment_changes,
 )
 from rekindle.task.core.start import (
@@ -203,24 +187,26 @@ class TaskCore:
                 return self._apply_newcomer_effects(self.movement.step(newcomer_event, self._now))
             case DonorEventReceived(donor_event):
                 return self._step_donor(donor_event)
-            case SinkReported(assigned, sink_event):
-                return self._sink_reported(assigned, sink_event)
+            case SinkReported():
+                return self._sink_reported(event)
             case StateComplete():
                 self.status.restoring = None
                 phase_effects = self._update_phase()
-                return [*phase_effects, *self.saver.step(event, self._now)]
-            case EntrySaved() | SaveFailed() | SaveAbandoned():
-                return [*self.saver.step(event, self._now)]
+                return [*phase_effects, *self.saver.state_complete(self._now)]
+            case SaverReported(happened):
+                return [*happened(self.saver, self._now)]
             case StartStepSucceeded() | StartStepFailed():
                 return self._step_start(event)
             case StopRequested():
                 return self._step_supervisor(event)
             case Woken():
                 return self._woken()
-            case BatchReceived() | UpstreamReported():
-                return self._step_branches(event)
+            case InputReported(happened):
+                return self._step_branches(happened)
+            case LoopReported(happened):
+                return self._apply_loop_effects(happened(self._started().loop, self._now))
             case _:
-                return self._apply_loop_effects(self._started().loop.step(event, self._now))
+                assert_never(event)
 
     def response(self) -> PollResponse:
         return self.status.response(self.polls.fence).model_copy(
@@ -303,7 +289,7 @@ class TaskCore:
                 self.status.step(TaskEvent.START_BEGUN)
                 return self._step_start(StateArrived())
             case RunLoop():
-                return self._apply_loop_effects(self._started().loop.step(Woken(), self._now))
+                return self._apply_loop_effects(self._started().loop.woken(self._now))
             case SetSinks(through, sinks):
                 return self._set_sinks(through, sinks)
             case ReportDigests(epochs):
@@ -331,9 +317,9 @@ class TaskCore:
         self.status.committed(point.epoch if point is not None else NO_EPOCH)
         effects: list[TaskEffect] = []
         if point is not None:
-            effects += self.saver.step(EntryCommitted(point), self._now)
+            effects += self.saver.entry_committed(point, self._now)
         if refused:
-            effects += self.saver.step(EntriesRefused(refused), self._now)
+            effects += self.saver.entries_refused(refused, self._now)
         return effects
 
     def _step_start(self, event: StartEvent) -> list[TaskEffect]:
@@ -364,11 +350,11 @@ class TaskCore:
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
-        restored = StateComplete() if event.complete else StateIncomplete()
+        restored = self.saver.state_complete if event.complete else self.saver.state_incomplete
         if event.complete:
             self.status.restoring = None
         phase_effects = self._update_phase()
-        saver_effects = self.saver.step(restored, self._now)
+        saver_effects = restored(self._now)
         return [
             *phase_effects,
             *saver_effects,
@@ -404,12 +390,12 @@ class TaskCore:
                     effects += self._update_phase()
                     effects += self._step_donor(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
-                    effects += self._step_branches(StableProcessed(epochs[-1].epoch))
+                    effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():
                     effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
                     if self.supervisor.is_saver:
-                        effects += self.saver.step(StateReached(state), self._now)
+                        effects += self.saver.state_reached(state, self._now)
                 case GiveUp(error):
                     effects += self._give_up(error)
         return effects
@@ -432,14 +418,17 @@ class TaskCore:
         if taken is None:
             return []
         self._take_request = None
-        return self._apply_loop_effects(parts.loop.step(taken, self._now))
+        return self._apply_loop_effects(taken(parts.loop, self._now))
 
-    def _step_branches(self, event: ConsistencyInput) -> list[TaskEffect]:
+    def _stable_processed(self, through: int) -> list[TaskEffect]:
+        return self._step_branches(lambda branches, now: branches.stable_processed(through, now))
+
+    def _step_branches(self, happened: InputEvent) -> list[TaskEffect]:
         branches = self._started().branches
         if branches is None:
             return []
         try:
-            return self._apply_branch_effects(branches.step(event, self._now))
+            return self._apply_branch_effects(happened(branches, self._now))
         except RekindleError as error:
             return self._give_up(error)
 
@@ -449,9 +438,7 @@ class TaskCore:
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
             return self._apply_branch_effects(branches.leave_out(attempt, epoch, self._now))
-        return self._apply_branch_effects(
-            branches.step(TentativeProcessed(attempt, epoch), self._now)
-        )
+        return self._apply_branch_effects(branches.tentative_processed(attempt, epoch, self._now))
 
     def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
         branches, boot = self._branches(), self._settings.boot_id
@@ -488,8 +475,10 @@ class TaskCore:
         return self.parts.branches if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
-        event = LogGrew(self._started().log.last)
-        return [e for core in self._sink_cores() for e in self._step_sink(core, event)]
+        effects, last = list[TaskEffect](), self._started().log.last
+        for core in self._sink_cores():
+            effects += _sink_calls(core, core.log_grew(last, self._now))
+        return effects
 
     def _give_up(self, error: Exception) -> list[TaskEffect]:
         epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
@@ -505,7 +494,7 @@ class TaskCore:
     def _set_sinks(self, through: int | None, wanted: Sequence[SinkAssignment]) -> list[TaskEffect]:
         parts, effects = self._started(), list[TaskEffect]()
         for core in self._sink_cores():
-            effects += self._step_sink(core, WriteLimitChanged(through))
+            effects += _sink_calls(core, core.write_limit_changed(through, self._now))
         for change in assignment_changes(
             {c.assigned.query: c.assigned for c in self._sink_cores()}, wanted
         ):
@@ -514,17 +503,14 @@ class TaskCore:
                     del parts.sinks.cores[query]
                 case StartWriter(assigned):
                     core = parts.sinks.start(assigned, through)
-                    effects += self._step_sink(core, LogGrew(parts.log.last))
+                    effects += _sink_calls(core, core.log_grew(parts.log.last, self._now))
         return effects
 
-    def _sink_reported(self, assigned: SinkAssignment, event: SinkEvent) -> list[TaskEffect]:
-        core = self._started().sinks.cores.get(assigned.query)
-        if core is None or core.assigned != assigned:
+    def _sink_reported(self, reported: SinkReported) -> list[TaskEffect]:
+        core = self._started().sinks.cores.get(reported.assigned.query)
+        if core is None or core.assigned != reported.assigned:
             return []  # of a writer that was stopped
-        return [*self._step_sink(core, event), *self._truncate()]
-
-    def _step_sink(self, core: SinkCore, event: SinkEvent) -> list[TaskEffect]:
-        return [CallSink(core.assigned, call) for call in core.step(event, self._now)]
+        return [*_sink_calls(core, reported.happened(core, self._now)), *self._truncate()]
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -532,14 +518,18 @@ class TaskCore:
         effects = [*self._step_supervisor(Woken()), *self._step_start(Woken())]
         effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
         effects += self._step_donor(LeaseChecked())
-        effects += self.saver.step(Woken(), self._now)
+        effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
-            effects += self._apply_loop_effects(self.parts.loop.step(Woken(), self._now))
-            effects += self._step_branches(consistency.Woken())
+            effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
+            effects += self._step_branches(BranchesCore.woken)
             for core in self._sink_cores():
-                effects += self._step_sink(core, Woken())
+                effects += _sink_calls(core, core.woken(self._now))
         return effects
 
     def _started(self) -> Parts:
         assert self.parts is not None, "the task has not been restored"
         return self.parts
+
+
+def _sink_calls(core: SinkCore, calls: Sequence[SinkEffect]) -> list[TaskEffect]:
+    return [CallSink(core.assigned, call) for call in calls]

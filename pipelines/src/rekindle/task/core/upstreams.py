@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from rekindle.consistency.messages import BatchReceived, UpstreamReported
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
+from rekindle.task.core.branches import InputEvent
 
 _NO_ROWS = pa.table({})
 
@@ -56,7 +56,7 @@ class UpstreamReports:
 
     def receive(
         self, channel: Channel, progress: StreamProgress, *, live: bool
-    ) -> list[UpstreamReported | BatchReceived]:
+    ) -> list[InputEvent]:
         """A replica has responded; `live`: to the live subscription."""
         # The state of its output is in responses to both subscriptions.
         output, upstream = progress.live, self._upstreams[channel]
@@ -66,9 +66,9 @@ class UpstreamReports:
             upstream.live_tentative = tentative if upstream.is_live else NO_EPOCH
         else:
             upstream.stable, upstream.tentative = progress.last, tentative
-        events: list[UpstreamReported | BatchReceived] = []
-        if upstream.report != before:
-            events.append(UpstreamReported(channel, *upstream.report))
+        events: list[InputEvent] = []
+        if (report := upstream.report) != before:
+            events.append(lambda inputs, now: inputs.upstream_reported(channel, *report, now))
         if output is None or live:
             return events
         if output.boot != upstream.boot:
@@ -84,5 +84,5 @@ class UpstreamReports:
                 digest="",
                 kind=BatchKind.RECONCILIATION_DONE,
             )
-            events.append(BatchReceived(channel, batch))
+            events.append(lambda inputs, now: inputs.batch_received(channel, batch, now))
         return events
