@@ -86,7 +86,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         ("donor", DonorPhase.PINNING, DonorEvent.SUPERSEDED),
         [_fault(FaultKind.FAIL_NEWCOMER, 17.5, 10.0, target=1, other=_KILLED_2_S_LATER)],
         Variant(CHAIN),
-        first_seed=13,
+        first_seed=6,
     ),
     "a donor whose disk fails while it sends": Schedule(
         ("donor", DonorPhase.SENDING, DonorEvent.READ_FAILED),
