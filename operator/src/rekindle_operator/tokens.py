@@ -40,8 +40,9 @@ class TokenDigests:
 
     def differs_from(self, of_pod: str) -> bool:
         """Whether a pod with this digest was made before the token was replaced. A version of the
-        operator that writes none (empty) has made its pods before."""
-        return bool(self.token) and (self.token != of_pod if of_pod else self.is_replaced)
+        operator that writes none (empty) has made its pods before. No pod is replaced before the
+        Secret is complete: the new one would know the new token alone."""
+        return self.is_complete and (self.token != of_pod if of_pod else self.is_replaced)
 
 
 def decoded(data: Mapping[str, Any] | None) -> dict[str, str]:
@@ -65,7 +66,7 @@ def encoded(values: Mapping[str, str]) -> dict[str, str]:
 def digests_of(values: Mapping[str, str], *, immutable: bool) -> TokenDigests:
     """`immutable`: a version before this one has created the Secret; it stays as it is."""
     token = values.get(TOKEN_KEY, "")
-    running = values.get(RUNNING_TOKEN_KEY, token if immutable else "")
+    running = token if immutable else values.get(RUNNING_TOKEN_KEY, "")
     is_reader = values.get(READER_TOKEN_KEY) == Identity(token=token).reader_token
     is_complete = bool(token and running and (is_reader or immutable))
     return TokenDigests(token_digest(token), token_digest(running), is_complete)

@@ -225,7 +225,7 @@ def owned_view(raw: Json, kind: str) -> OwnedView:
         name=meta["name"],
         version=version_of(raw),
         owner_uid=_controller(meta),
-        content={**raw, "kind": kind, "metadata": labels},
+        content={**raw, "metadata": labels},
     )
 
 
