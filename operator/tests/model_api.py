@@ -63,6 +63,7 @@ class ModelApi(client.ApiClient):
     model: ModelCluster
     errors: list[ApiError] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)  # "VERB path"
+    events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -109,6 +110,8 @@ class ModelApi(client.ApiClient):
                     return _refused(409, "the object has been modified")
                 self.model.write_status(collection, dict(body["status"]))
                 return Response(200, topology_json(self.model.topologies[collection]))
+            case "POST", "events":
+                self.events.append(body)
             case "POST", "configmaps":
                 self.model.put_record(copy.deepcopy(body))
             case "GET", _:

@@ -298,6 +298,22 @@ def test_no_pod_is_rolled_before_new_ones_know_both_tokens(operator: ModelOperat
     assert pods_by_token(model) == pods
 
 
+@pytest.mark.parametrize("token", ["chosen\n", "two words", "\x07", "ü", "", "x" * 1025])
+def test_a_token_that_no_request_can_carry_is_refused(operator: ModelOperator, token: str) -> None:
+    model = operator.model
+    before, pods = secret_of(model), pods_by_token(model)
+    put_secret(model, {**before, "token": token})
+    operator.run(2.0)
+    assert (secret_of(model), pods_by_token(model)) == (before, pods)
+    (event,) = (e for e in operator.api.events if e["reason"] == "TokenRefused")
+    assert "`token` in the Secret flights-token-uid-flig is refused" in event["note"]
+
+
+def test_a_refused_token_of_before_the_start_is_replaced_by_the_running_one() -> None:
+    wanted = tokens.wanted_values({"running": "a"}, {}, settles=False)
+    assert (wanted["token"], wanted["running"]) == ("a", "a")
+
+
 @pytest.mark.parametrize("data", [{}, {"token": ""}, {"token": "/w=="}, {"reader": "eA=="}])
 def test_a_secret_without_a_usable_token_gets_the_one_that_was_seen(data: dict[str, str]) -> None:
     seen = {"token": "a", "running": "a"}

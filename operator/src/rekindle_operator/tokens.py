@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,15 +24,18 @@ from rekindle.identity import Identity
 from rekindle.names import READER_TOKEN_KEY, RUNNING_TOKEN_KEY, TOKEN_KEY
 
 _TOKEN_BYTES = 32
+_USABLE = re.compile(r"[!-~]{1,1024}")  # one word of an HTTP header
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDigests:
-    """What may be kept in a snapshot. `is_complete`: no value is missing or does not fit."""
+    """What may be kept in a snapshot. `is_complete`: no value is missing or does not fit;
+    `is_refused`: somebody has written a token that no request can carry."""
 
     token: str
     running: str
     is_complete: bool
+    is_refused: bool = False
 
     @property
     def is_replaced(self) -> bool:
@@ -46,14 +50,14 @@ class TokenDigests:
 
 
 def decoded(data: Mapping[str, Any] | None) -> dict[str, str]:
-    """The texts of a Secret's `data`; without what is no text, or has no value."""
+    """The texts of a Secret's `data` that can be tokens: ASCII without spaces or line ends."""
     found = {}
     for key, value in (data or {}).items():
         try:
             text = base64.b64decode(value, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError, TypeError):
             continue
-        if text:
+        if _USABLE.fullmatch(text):
             found[key] = text
     return found
 
@@ -82,8 +86,9 @@ def wanted_values(
 ) -> dict[str, str]:
     """What the Secret is to have. `found`: what it has; `seen`: what it had when this process last
     saw it; `settles`: no pod has the token before this one any more."""
-    token = found.get(TOKEN_KEY) or seen.get(TOKEN_KEY) or secrets.token_urlsafe(_TOKEN_BYTES)
     before = found.get(RUNNING_TOKEN_KEY) or seen.get(RUNNING_TOKEN_KEY) or seen.get(TOKEN_KEY)
+    token = found.get(TOKEN_KEY) or seen.get(TOKEN_KEY) or before
+    token = token or secrets.token_urlsafe(_TOKEN_BYTES)
     running = token if settles or not before else before
     reader = Identity(token=token).reader_token
     assert reader is not None
