@@ -63,6 +63,7 @@ class ModelApi(client.ApiClient):
     model: ModelCluster
     errors: list[ApiError] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)  # "VERB path"
+    events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -109,6 +110,8 @@ class ModelApi(client.ApiClient):
                     return _refused(409, "the object has been modified")
                 self.model.write_status(collection, dict(body["status"]))
                 return Response(200, topology_json(self.model.topologies[collection]))
+            case "POST", "events":
+                self.events.append(body)
             case "POST", "configmaps":
                 self.model.put_record(copy.deepcopy(body))
             case "GET", _:
@@ -160,7 +163,8 @@ class ModelApi(client.ApiClient):
         return self._found(raw, "Pod")
 
     def _owned(self, method: str, kind: str, name: str, body: Any) -> Response:
-        """GET, and server-side apply."""
+        """GET, and server-side apply, which keeps the version of an object that it leaves as it
+        is."""
         if kind == "Lease":
             if method == "PATCH":
                 version = self.model.next_version()
@@ -168,11 +172,18 @@ class ModelApi(client.ApiClient):
                 self.model.leases.setdefault(name, fresh)
             lease = self.model.leases.get(name)
             return self._found(lease_json(lease) if lease is not None else None, kind)
+        found = self.model.owned.get((kind, name))
         if method == "PATCH":
-            raw = copy.deepcopy(body)
-            raw["metadata"]["resourceVersion"] = str(self.model.next_version())
-            self.model.put_owned(raw)
-        return self._found(self.model.owned.get((kind, name)), kind)
+            old = found or {"metadata": {}}
+            raw = {**old, **copy.deepcopy(body)}
+            raw["metadata"] = {**old["metadata"], **raw["metadata"]}
+            if old.get("immutable") and (raw["data"] != old["data"] or not raw["immutable"]):
+                return _refused(422, "data: Forbidden: field is immutable when `immutable` is set")
+            if raw != old:
+                raw["metadata"]["resourceVersion"] = str(self.model.next_version())
+                self.model.put_owned(raw)
+            found = raw
+        return self._found(found, kind)
 
 
 class ModelOperator:
@@ -211,7 +222,7 @@ class ModelOperator:
         owned = [*model.owned.values()]
         deliveries: dict[str, tuple[Any, Callable[[], None]]] = {
             kind: (
-                (of_kind := [raw for raw in owned if raw["kind"] == kind]),
+                (of_kind := [_list_item(raw) for raw in owned if raw["kind"] == kind]),
                 partial(mirror.replace, of_kind, version),
             )
             for kind, mirror in self.cache.owned.items()
@@ -258,6 +269,11 @@ class ModelOperator:
         for _ in range(max(1, round(seconds / step_s))):
             self.run_pass()
             self.model.pass_time(step_s)
+
+
+def _list_item(raw: dict[str, Any]) -> dict[str, Any]:
+    """As in a list of one kind: the list has its kind and version."""
+    return {k: v for k, v in raw.items() if k not in ("apiVersion", "kind")}
 
 
 def _refused(status: int, message: str) -> Response:

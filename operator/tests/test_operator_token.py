@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
-from model_api import ModelOperator
+from model_api import ApiError, ModelOperator
 from model_cluster import ModelCluster
 
 from rekindle import names
@@ -199,12 +199,28 @@ def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator) -> N
 
 
 def replace_token(model: ModelCluster, token: str, running: str) -> None:
-    (key,) = (key for key in model.owned if key[0] == "Secret")
     reader = Identity(token=token).reader_token
     assert reader is not None
-    values = {"token": token, "running": running, "reader": reader}
-    meta = {**model.owned[key]["metadata"], "resourceVersion": str(model.next_version())}
-    model.owned[key] = {**model.owned[key], "data": tokens.encoded(values), "metadata": meta}
+    put_secret(model, {"token": token, "running": running, "reader": reader})
+
+
+def put_secret(
+    model: ModelCluster,
+    values: dict[str, str],
+    *,
+    immutable: bool = False,
+    labels: dict[str, str] | None = None,
+) -> None:
+    (key,) = (key for key in model.owned if key[0] == "Secret")
+    raw = model.owned[key]
+    meta = {**raw["metadata"], "resourceVersion": str(model.next_version())}
+    meta["labels"] = labels or meta["labels"]
+    raw = {**raw, "data": tokens.encoded(values), "metadata": meta}
+    model.owned[key] = raw | ({"immutable": True} if immutable else {})
+
+
+def degraded(model: ModelCluster) -> str:
+    return str(model.condition("Degraded")["message"])
 
 
 @pytest.mark.parametrize("tells", [True, False])
@@ -242,10 +258,60 @@ def test_pods_of_a_version_that_does_not_tell_its_token_stay(operator: ModelOper
     assert {raw["metadata"]["uid"] for raw in model.raw_pods.values()} == pods
 
 
-def test_an_immutable_secret_of_an_older_version_stays_as_it_is() -> None:
-    values = {"token": "old"}
-    assert tokens.digests_of(values, immutable=True).is_complete
-    assert not tokens.digests_of(values, immutable=False).is_complete
+def test_an_immutable_secret_of_an_older_version_stays_as_it_is(operator: ModelOperator) -> None:
+    model = operator.model
+    values = {"token": secret_of(model)["token"]}
+    put_secret(model, values, immutable=True, labels={names.LABEL_TOPOLOGY: "flights"})
+    model.kill_node_until_not_ready("b")
+    operator.run(30.0)
+    (raw,) = (raw for (kind, _), raw in model.owned.items() if kind == "Secret")
+    assert secret_of(model) == values
+    assert raw["metadata"]["labels"].keys() > {names.LABEL_TOPOLOGY}, "its labels are corrected"
+    assert set(model.query_states().values()) == {"Live"}, "no pod waits for it"
+    assert model.condition("Degraded")["status"] == "False"
+
+
+def test_an_immutable_secret_without_a_token_is_reported(operator: ModelOperator) -> None:
+    put_secret(operator.model, {"reader": "x"}, immutable=True)
+    operator.run(10.0)
+    assert "is immutable and has no usable token; delete it" in degraded(operator.model)
+
+
+def test_lost_tasks_do_not_wait_for_a_secret_that_cannot_be_corrected(
+    operator: ModelOperator,
+) -> None:
+    model = operator.model
+    put_secret(model, {"token": secret_of(model)["token"]})
+    operator.api.errors = [ApiError("PATCH", "/secrets/", 403)]
+    model.kill_node_until_not_ready("b")
+    operator.run(30.0)
+    assert set(model.query_states().values()) == {"Live"}
+    assert "EnsureObject Secret" in degraded(model)
+
+
+def test_no_pod_is_rolled_before_new_ones_know_both_tokens(operator: ModelOperator) -> None:
+    model = operator.model
+    put_secret(model, {"token": "chosen"})
+    operator.api.errors = [ApiError("PATCH", "/secrets/", 403)]
+    pods = pods_by_token(model)
+    operator.run(10.0)
+    assert pods_by_token(model) == pods
+
+
+@pytest.mark.parametrize("token", ["chosen\n", "two words", "\x07", "ü", "", "x" * 1025])
+def test_a_token_that_no_request_can_carry_is_refused(operator: ModelOperator, token: str) -> None:
+    model = operator.model
+    before, pods = secret_of(model), pods_by_token(model)
+    put_secret(model, {**before, "token": token})
+    operator.run(2.0)
+    assert (secret_of(model), pods_by_token(model)) == (before, pods)
+    (event,) = (e for e in operator.api.events if e["reason"] == "TokenRefused")
+    assert "`token` in the Secret flights-token-uid-flig is refused" in event["note"]
+
+
+def test_a_refused_token_of_before_the_start_is_replaced_by_the_running_one() -> None:
+    wanted = tokens.wanted_values({"running": "a"}, {}, settles=False)
+    assert (wanted["token"], wanted["running"]) == ("a", "a")
 
 
 @pytest.mark.parametrize("data", [{}, {"token": ""}, {"token": "/w=="}, {"reader": "eA=="}])

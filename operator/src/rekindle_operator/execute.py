@@ -211,7 +211,12 @@ class Executor:
         manifest, namespace = action.manifest, action.namespace
         path = f"{_collection(manifest)}/{action.name}"
         found = self._check_owner(path, manifest, may_be_missing=True)
-        if action.kind == "Secret":
+        if found is not None and found.get("immutable"):  # as older releases made them
+            if not tokens.decoded(found.get("data")).get(names.TOKEN_KEY):
+                reason = f"{path} is immutable and has no usable token; delete it"
+                raise ApiException(status=422, reason=reason)
+            manifest = {**manifest, "data": found["data"], "immutable": True}
+        elif action.kind == "Secret":
             values = tokens.wanted_values(
                 tokens.decoded((found or {}).get("data")),
                 self._cluster.token_values(namespace, action.name),

@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,15 +24,18 @@ from rekindle.identity import Identity
 from rekindle.names import READER_TOKEN_KEY, RUNNING_TOKEN_KEY, TOKEN_KEY
 
 _TOKEN_BYTES = 32
+_USABLE = re.compile(r"[!-~]{1,1024}")  # one word of an HTTP header
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDigests:
-    """What may be kept in a snapshot. `is_complete`: no value is missing or does not fit."""
+    """What may be kept in a snapshot. `is_complete`: no value is missing or does not fit;
+    `is_refused`: somebody has written a token that no request can carry."""
 
     token: str
     running: str
     is_complete: bool
+    is_refused: bool = False
 
     @property
     def is_replaced(self) -> bool:
@@ -40,19 +44,20 @@ class TokenDigests:
 
     def differs_from(self, of_pod: str) -> bool:
         """Whether a pod with this digest was made before the token was replaced. A version of the
-        operator that writes none (empty) has made its pods before."""
-        return bool(self.token) and (self.token != of_pod if of_pod else self.is_replaced)
+        operator that writes none (empty) has made its pods before. No pod is replaced before the
+        Secret is complete: the new one would know the new token alone."""
+        return self.is_complete and (self.token != of_pod if of_pod else self.is_replaced)
 
 
 def decoded(data: Mapping[str, Any] | None) -> dict[str, str]:
-    """The texts of a Secret's `data`; without what is no text, or has no value."""
+    """The texts of a Secret's `data` that can be tokens: ASCII without spaces or line ends."""
     found = {}
     for key, value in (data or {}).items():
         try:
             text = base64.b64decode(value, validate=True).decode()
         except (binascii.Error, UnicodeDecodeError, TypeError):
             continue
-        if text:
+        if _USABLE.fullmatch(text):
             found[key] = text
     return found
 
@@ -65,7 +70,7 @@ def encoded(values: Mapping[str, str]) -> dict[str, str]:
 def digests_of(values: Mapping[str, str], *, immutable: bool) -> TokenDigests:
     """`immutable`: a version before this one has created the Secret; it stays as it is."""
     token = values.get(TOKEN_KEY, "")
-    running = values.get(RUNNING_TOKEN_KEY, token if immutable else "")
+    running = token if immutable else values.get(RUNNING_TOKEN_KEY, "")
     is_reader = values.get(READER_TOKEN_KEY) == Identity(token=token).reader_token
     is_complete = bool(token and running and (is_reader or immutable))
     return TokenDigests(token_digest(token), token_digest(running), is_complete)
@@ -81,8 +86,9 @@ def wanted_values(
 ) -> dict[str, str]:
     """What the Secret is to have. `found`: what it has; `seen`: what it had when this process last
     saw it; `settles`: no pod has the token before this one any more."""
-    token = found.get(TOKEN_KEY) or seen.get(TOKEN_KEY) or secrets.token_urlsafe(_TOKEN_BYTES)
     before = found.get(RUNNING_TOKEN_KEY) or seen.get(RUNNING_TOKEN_KEY) or seen.get(TOKEN_KEY)
+    token = found.get(TOKEN_KEY) or seen.get(TOKEN_KEY) or before
+    token = token or secrets.token_urlsafe(_TOKEN_BYTES)
     running = token if settles or not before else before
     reader = Identity(token=token).reader_token
     assert reader is not None

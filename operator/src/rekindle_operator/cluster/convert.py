@@ -225,7 +225,7 @@ def owned_view(raw: Json, kind: str) -> OwnedView:
         name=meta["name"],
         version=version_of(raw),
         owner_uid=_controller(meta),
-        content={**raw, "kind": kind, "metadata": labels},
+        content={**raw, "metadata": labels},
     )
 
 
@@ -234,6 +234,8 @@ def secret_view(raw: Json) -> OwnedView:
     values = decoded(raw.get("data"))
     without = {k: v for k, v in raw.items() if k not in ("data", "stringData")}
     token = digests_of(values, immutable=bool(raw.get("immutable")))
+    is_refused = names.TOKEN_KEY in (raw.get("data") or {}) and names.TOKEN_KEY not in values
+    token = replace(token, is_refused=is_refused)
     return replace(owned_view(without, "Secret"), token=token)
 
 

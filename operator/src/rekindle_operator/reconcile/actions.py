@@ -52,11 +52,13 @@ _ACCESS_KINDS = ("ServiceAccount", "Role", "RoleBinding")
 class EnsureObject:
     """Server-side apply an object of a topology that is missing, or differs from its manifest. The
     values of a Secret are those that it had, as far as they are known, or generated
-    (`rekindle_operator.tokens`). `settles_token`: no pod has the token before this one any more."""
+    (`rekindle_operator.tokens`). `settles_token`: no pod has the token before this one any more.
+    `is_usable`: pods can work with the object as it is, so none waits for what is corrected."""
 
     namespace: str
     manifest: Manifest
     settles_token: bool = False
+    is_usable: bool = False
 
     @property
     def kind(self) -> str:
@@ -64,7 +66,8 @@ class EnsureObject:
 
     def is_needed_by_pod(self, *, of_coordinator: bool) -> bool:
         """Tasks need nothing but the Secret: what is refused of the rest delays none of them."""
-        return self.kind == "Secret" or (of_coordinator and self.kind in _ACCESS_KINDS)
+        kinds = ("Secret", *(_ACCESS_KINDS if of_coordinator else ()))
+        return self.kind in kinds and not self.is_usable
 
     @property
     def name(self) -> str:

@@ -96,6 +96,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_blocked_queries(result),
         *_coordinator(result),
         *_redundancy(result),
+        *_refused_token(result.context),
         *_operator_problem(result),
         *_suspension(result),
     ]
@@ -434,6 +435,19 @@ def _redundancy(result: PassResult) -> Iterator[EventText]:
         note = f"{result.new.redundancy} replicas are live"
         dedup_key = new.last_transition_time
         yield EventText(_NORMAL, "RedundancyRestored", "Recover", note, dedup_key)
+
+
+def _refused_token(context: ReconcileContext) -> Iterator[EventText]:
+    view = context.view
+    name = names.token_secret_name(view.name, view.uid)
+    if context.token is not None and context.token.is_refused:
+        note = (
+            f"the value of `{names.TOKEN_KEY}` in the Secret {name} is refused, and the token that "
+            "pods have stays: a token is 1 to 1024 printable ASCII characters without spaces or "
+            "line ends (`printf %s` writes none, `echo` does); write another one"
+        )
+        secret = context.pass_inputs.snapshot.owned["Secret", view.namespace, name]
+        yield EventText(_WARNING, "TokenRefused", "Validate", note, f"{secret.version}")
 
 
 def _operator_problem(result: PassResult) -> Iterator[EventText]:

@@ -16,9 +16,9 @@ def ensure_objects(context: ReconcileContext) -> list[EnsureObject]:
     if context.running is None or not context.needs_pods:
         return []
     view, snapshot = context.running.view, context.pass_inputs.snapshot
-    settles = settles_token(context)
+    settles, has_token = settles_token(context), bool(context.token and context.token.token)
     return [
-        EnsureObject(view.namespace, manifest, is_secret and settles)
+        EnsureObject(view.namespace, manifest, is_secret and settles, is_secret and has_token)
         for manifest in owned_objects(view)
         if ((is_secret := manifest["kind"] == "Secret") and settles)
         or not is_as_wanted(manifest, snapshot)

@@ -38,10 +38,10 @@ def is_as_wanted(manifest: Manifest, snapshot: Snapshot) -> bool:
 
 
 def token_of(view: TopologyView, snapshot: Snapshot) -> TokenDigests | None:
-    """None if the topology's Secret does not exist."""
+    """None if the topology has no Secret."""
     name = names.token_secret_name(view.name, view.uid)
     found = snapshot.owned.get(("Secret", view.namespace, name))
-    return found.token if found is not None else None
+    return found.token if found is not None and found.owner_uid == view.uid else None
 
 
 def key_of(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -50,8 +50,9 @@ def key_of(manifest: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def _content(manifest: Manifest) -> Manifest:
-    labels = {"labels": manifest["metadata"]["labels"]}
-    return {**manifest, "metadata": labels}
+    """Without `kind` and `apiVersion`, which items of a list do not have."""
+    fields = {k: v for k, v in manifest.items() if k not in ("apiVersion", "kind", "metadata")}
+    return {**fields, "metadata": {"labels": manifest["metadata"]["labels"]}}
 
 
 def _contains(found: Any, wanted: Any) -> bool:
