@@ -231,7 +231,7 @@ class ModelCluster(ModelState):
             fence = int(self.leases[names.coordinator_name(name)].holder)
             report: dict[str, Any] = {
                 "fence": fence,
-                "generation": self.newest_record(name),
+                "generation": max(self.newest_record(name), view.report.generation or 0),
                 "tasks": sorted(tasks, key=lambda t: str(t["slot"])),
             }
             if known := dict.fromkeys((*self.lags_s, *self.query_reports)):
@@ -366,10 +366,10 @@ class ModelCluster(ModelState):
         self.generation_records.setdefault(meta["name"], manifest)
 
     def newest_record(self, topology: str) -> int:
-        """The number of its generation."""
+        """The number of its generation; 0 without any."""
         labels = (raw["metadata"]["labels"] for raw in self.generation_records.values())
         of_topology = (x for x in labels if x[names.LABEL_TOPOLOGY] == topology)
-        return max(int(x[names.LABEL_GENERATION]) for x in of_topology)
+        return max((int(x[names.LABEL_GENERATION]) for x in of_topology), default=0)
 
     def create_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec
+from model_api import ModelOperator
 from model_cluster import ModelCluster
 
 from rekindle import names
@@ -293,3 +294,97 @@ def test_a_first_reconcile_that_fails_writes_the_list(
 )
 def test_a_status_is_read_with_its_list(raw: Any, generations: Any) -> None:
     assert read_topology_status(raw).generations == generations
+
+
+_OTHER_SQL = {
+    "operators": [
+        {**o, "sql": o["sql"].replace("delay > 30", "delay > 31")} if "sql" in o else o
+        for o in SPEC["operators"]
+    ]
+}
+_WRONG_SQL = {"operators": [{**o, "sql": "SELEC"} if "sql" in o else o for o in SPEC["operators"]]}
+
+
+def delete_record_of_an_edit(cluster: ModelCluster) -> dict[str, Any]:
+    """Generation 2 runs, generation 3 is refused, and the record of 2 is deleted; returns it."""
+    cluster.edit("flights", **_OTHER_SQL)
+    cluster.settle()
+    cluster.edit("flights", **_WRONG_SQL)
+    cluster.settle()
+    return cluster.generation_records.pop("flights-g2")
+
+
+def test_a_record_deleted_while_the_operator_runs_is_created_again(running: ModelCluster) -> None:
+    operator = ModelOperator(running)
+    running.edit("flights", **_OTHER_SQL)
+    operator.run(10)
+    running.edit("flights", **_WRONG_SQL)
+    operator.run(2)
+    before, tasks = copy.deepcopy(running.generation_records), running.tasks()
+    running.generation_records.clear()
+    operator.run(2)
+    assert running.generation_records == before
+    assert running.tasks().keys() == tasks.keys()
+    assert running.condition("Degraded")["status"] == "False"
+    assert "generation 2 keeps running" in running.condition("Valid")["message"]
+
+
+def test_no_older_generation_runs_while_the_record_of_the_newest_is_missing(
+    running: ModelCluster,
+) -> None:
+    """The operator has restarted since: nobody knows what it was."""
+    delete_record_of_an_edit(running)
+    tasks, digests = running.tasks(), listed(running)
+    running.settle()
+    assert running.tasks().keys() == tasks.keys()
+    degraded = running.condition("Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "RecordMissing")
+    assert "ConfigMap default/flights-g2 is gone" in degraded["message"]
+    assert "generation 3: spec.operators" in degraded["message"]
+    assert running.condition("Available")["status"] == "Unknown"
+    assert listed(running) == digests
+
+
+def test_a_record_restored_from_a_backup_counts(running: ModelCluster) -> None:
+    record = delete_record_of_an_edit(running)
+    tasks = running.tasks()
+    running.settle()
+    running.generation_records["flights-g2"] = record
+    running.settle()
+    assert running.condition("Degraded")["status"] == "False"
+    assert running.condition("Available")["status"] == "True"
+    assert running.tasks().keys() == tasks.keys()
+
+
+def test_a_newer_generation_runs_although_the_record_before_is_missing(
+    running: ModelCluster,
+) -> None:
+    delete_record_of_an_edit(running)
+    running.settle()
+    running.edit("flights", **_OTHER_SQL)
+    running.settle()
+    assert running.condition("Valid")["message"].startswith("generation 4 is accepted")
+    assert running.condition("Available")["status"] == "True"
+    assert running.condition("Degraded")["status"] == "False"
+
+
+def test_a_missing_record_is_made_from_the_spec_whatever_the_policy_says_now(
+    running: ModelCluster,
+) -> None:
+    running.edit("flights", **_OTHER_SQL)
+    running.settle()
+    before, tasks = copy.deepcopy(running.generation_records), running.tasks()
+    del running.generation_records["flights-g2"]
+    pods = replace(running.settings.pods, policy=PodPolicy(images=("registry.example/",)))
+    running.settings = replace(running.settings, pods=pods)
+    running.settle()
+    assert running.generation_records == before
+    assert running.tasks().keys() == tasks.keys()
+    assert running.condition("Valid")["status"] == "True"
+
+
+def test_records_of_a_topology_that_is_being_deleted_stay_deleted(running: ModelCluster) -> None:
+    running.delete("flights")
+    running.generation_records.clear()
+    running.settle()
+    assert not running.generation_records

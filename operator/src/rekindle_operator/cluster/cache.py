@@ -141,7 +141,7 @@ class ClusterCache:
                 core.list_namespaced_config_map,
                 core.list_config_map_for_all_namespaces,
             ),
-            generation_record_view,
+            self._record_view,
             self.request_pass,
             monotonic,
             **selectors,
@@ -158,6 +158,7 @@ class ClusterCache:
             monotonic,
             **selectors,
         )
+        self._record_data: dict[str, str] = {}  # by digest
         self._token_values: dict[tuple[str, str], dict[str, str]] = {}
         self.owned = {
             kind: Mirror[OwnedView](
@@ -238,6 +239,21 @@ class ClusterCache:
         """Anybody may create Secrets with the label of a topology."""
         kept = {(t.namespace, names.token_secret_name(t.name, t.uid)) for t in topologies}
         self._token_values = {k: v for k, v in self._token_values.items() if k in kept}
+
+    # --- generation records -----------------------------------------------------
+
+    def _record_view(self, raw: Json) -> GenerationRecordView:
+        """Also keeps the data, with which an accepted record is restored if somebody deletes it."""
+        view = generation_record_view(raw)
+        with self._lock:
+            self._record_data[view.digest] = view.text
+        return view
+
+    def _forget_records_except(self, topologies: Iterable[TopologyView]) -> None:
+        """Anybody may create ConfigMaps with the labels of a record."""
+        listed = (t.operator_status.generations or {} for t in topologies)
+        kept = {digest for digests in listed for digest in digests.values()}
+        self._record_data = {d: text for d, text in self._record_data.items() if d in kept}
 
     # --- waking the loop ------------------------------------------------------
 
@@ -445,6 +461,8 @@ class ClusterCache:
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             self._forget_tokens_except(topologies)
+            self._forget_records_except(topologies)
+            record_data = self._record_data
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)
             silence_began = {ref: at for ref, (_, at) in self._silence_began.items()}
             dry_runs, reset_at = dict(self._dry_runs), self._timers_reset_at
@@ -469,6 +487,7 @@ class ClusterCache:
             nodes=nodes,
             leases=leases,
             generation_records=self.generation_records.views(),
+            record_data=record_data,
             owned={view.key: view for mirror in self.owned.values() for view in mirror.views()},
             suspects_silent_since=silent,
             silence_began_at=silence_began,

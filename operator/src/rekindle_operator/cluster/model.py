@@ -321,6 +321,8 @@ class Snapshot:
     nodes: tuple[NodeView, ...] = ()
     leases: tuple[LeaseView, ...] = ()
     generation_records: tuple[GenerationRecordView, ...] = ()
+    # By digest: of accepted records that this process has seen, also of deleted ones.
+    record_data: Mapping[str, str] = field(default_factory=dict)
     # By kind, namespace and name.
     owned: Mapping[tuple[str, str, str], OwnedView] = field(default_factory=dict)
     # Of tasks that the report of their coordinator suspects: since when they have been silent.

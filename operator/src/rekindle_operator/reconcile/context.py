@@ -39,9 +39,10 @@ from rekindle_operator.reconcile.records import (
     find_generation_records,
     foreign_record_problem,
     listed_generations,
+    missing_record_message,
 )
 from rekindle_operator.recovery.losses import LossAssessment
-from rekindle_operator.resources.common import Manifest, generation_record
+from rekindle_operator.resources.common import Manifest, generation_record, record_manifest
 from rekindle_operator.resources.coordinator import coordinator_pod
 from rekindle_operator.resources.owned import is_as_wanted, owned_objects, token_of
 from rekindle_operator.resources.task import task_pod
@@ -112,6 +113,7 @@ class ReconcileContext:
     previous: CompiledGeneration | None = None
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
     token: TokenDigests | None = None  # None: the topology's Secret does not exist
+    missing_record: str = ""  # of the generation that runs: nothing else is decided
 
     @property
     def report(self) -> CoordinatorReport:
@@ -147,7 +149,7 @@ def build_context(
 ) -> tuple[ReconcileContext, list[Action]]:
     """The context, and the actions that accept its newest generation."""
     snapshot, settings = pass_inputs.snapshot, pass_inputs.settings
-    records = find_generation_records(view, snapshot)
+    records = find_generation_records(view, snapshot, settings.pods.image)
     running = _newest_running(view, records)
     acceptance = _Acceptance(running)
     if not view.deleting and (running is None or running.generation != view.generation):
@@ -165,8 +167,10 @@ def build_context(
         report_stale_since=None if is_reported else snapshot.report_times.get(view.uid),
         max_priority=settings.limits.max_priority(view.namespace),
         token=token_of(view, snapshot),
+        missing_record=_missing_record(view, acceptance, records),
     )
-    return context, [*acceptance.actions, *_unused_records(context, records)]
+    restored = [] if view.deleting else _restored_records(view, records)
+    return context, [*restored, *acceptance.actions, *_unused_records(context, records)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +258,28 @@ def _newer_image(
 
 
 def _newest_running(view: TopologyView, records: GenerationRecords) -> CompiledGeneration | None:
-    """None also if another version of the operator accepted what this one cannot compile: its pods
-    stay unchanged. If an older record were used instead, they would be deleted. Raises
-    StillCompiling."""
-    return _as_recorded(view, records.accepted[-1]) if records.accepted else None
+    """None also if another version of the operator accepted what this one cannot compile, or if its
+    record is missing: its pods stay unchanged. If an older record were used instead, they would be
+    deleted. Raises StillCompiling."""
+    if not records.accepted or records.missing:
+        return None
+    return _as_recorded(view, records.accepted[-1])
+
+
+def _missing_record(view: TopologyView, acceptance: _Acceptance, records: GenerationRecords) -> str:
+    """What to do about it; empty if it is not missing, or a newer generation runs."""
+    if not records.missing or acceptance.running is not None or view.deleting:
+        return ""
+    waits = acceptance.waits or _VALIDATION
+    problems = "; ".join(map(str, acceptance.problems))
+    return missing_record_message(view, records, problems or f"waiting for {waits.what}")
+
+
+def _restored_records(view: TopologyView, records: GenerationRecords) -> list[Action]:
+    return [
+        CreateGenerationRecord(view.namespace, record_manifest(view, c.generation, c.text))
+        for c in records.deleted
+    ]
 
 
 def _previous(

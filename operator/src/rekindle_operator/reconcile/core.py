@@ -231,8 +231,14 @@ def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     )
 
 
+class RecordMissing(Exception):
+    """Of the generation that runs: nothing can be decided."""
+
+
 def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
     context, states = observed.context, observed.states
+    if context.missing_record:
+        raise RecordMissing(context.missing_record)
     coordinator = replace_coordinator(context)
     plan_input = PlanInput(
         context,
@@ -386,10 +392,13 @@ def _report_failure(
     if isinstance(error, StillCompiling):
         return report_undecided(view, OperatorProblem("Compiling", str(error)), now, missing)
     problem = OperatorProblem("ReconcileFailed", f"reconcile failed, no actions taken: {error!r}")
+    if is_missing := isinstance(error, RecordMissing):
+        problem = OperatorProblem("RecordMissing", str(error))
     record_actions = observed.record_actions if observed is not None else ()
     generations = observed.context.generations if observed is not None else None
     report = report_undecided(view, problem, now, missing, generations).actions
-    return TopologyActions(view.key, (*report, *record_actions), error, topology_uid=view.uid)
+    failure = None if is_missing else error
+    return TopologyActions(view.key, (*report, *record_actions), failure, topology_uid=view.uid)
 
 
 def _by_namespace(pods: Sequence[DeletePod]) -> list[TopologyActions]:

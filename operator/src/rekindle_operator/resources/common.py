@@ -75,15 +75,21 @@ def generation_record(topology: TopologyView, default_image: str) -> Manifest:
         "image": topology.spec.get("image") or default_image,
         "spec": topology.spec,
     }
-    labels = {names.LABEL_GENERATION: str(topology.generation)}
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return record_manifest(topology, topology.generation, text)
+
+
+def record_manifest(topology: TopologyView, generation: int, text: str) -> Manifest:
+    """With the data of a generation record."""
+    labels = {names.LABEL_GENERATION: str(generation)}
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": metadata(
-            topology, names.generation_record_name(topology.name, topology.generation), labels
+            topology, names.generation_record_name(topology.name, generation), labels
         ),
         "immutable": True,
-        "data": {names.TOPOLOGY_KEY: json.dumps(record, sort_keys=True, separators=(",", ":"))},
+        "data": {names.TOPOLOGY_KEY: text},
     }
 
 
