@@ -11,8 +11,9 @@ from flights_example import flights_spec
 from model_cluster import ModelCluster
 
 from rekindle import names
+from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import topology_view
-from rekindle_operator.cluster.model import PodView
+from rekindle_operator.cluster.model import PodView, Taint
 from rekindle_operator.reconcile.actions import Action, DeletePod
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.settings import PodDefaults
@@ -227,21 +228,30 @@ def test_the_old_coordinator_works_until_the_new_one_has_started(
     assert len(images(running, "coordinator")) == 1
 
 
-def test_a_new_coordinator_gets_the_place_of_the_old_one(
-    running: ModelCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_coordinator_gets_the_place_of_the_old_one(running: ModelCluster) -> None:
     """If no node has room for both."""
-    bind = running._bind
-
-    def bind_alone(raw: dict[str, Any], pod: PodView) -> bool:
-        is_alone = len(images(running, "coordinator")) < 2
-        return (pod.role != names.ROLE_COORDINATOR or is_alone) and bind(raw, pod)
-
-    monkeypatch.setattr(running, "_bind", bind_alone)
+    for name, node in running.nodes.items():
+        used = total(p.requests for p in running.pods_on(name))
+        running.nodes[name] = replace(node, allocatable=used, version=running.next_version())
     running.edit("flights", image=NEW)
     request_roll(running)
     pass_seconds(running, 20)
     assert set(images(running, "coordinator").values()) == {NEW}
+
+
+def test_the_old_coordinator_works_while_no_node_takes_the_new_one(running: ModelCluster) -> None:
+    """Its own node would not take it either."""
+    taints = (Taint("maintenance", "", "NoSchedule"),)
+    for name, node in running.nodes.items():
+        running.nodes[name] = replace(node, taints=taints, version=running.next_version())
+    running.binding = False
+    running.edit("flights", image=NEW)
+    request_roll(running)
+    pass_seconds(running, 60)
+    assert "flights-coordinator-1" in images(running, "coordinator")
+    assert running.status()["phase"] == "Running"
+    waits = "the roll waits for a new coordinator (taint maintenance:NoSchedule is not tolerated: "
+    assert waits in running.condition("Valid")["message"]
 
 
 def test_a_reserved_incarnation_without_a_pod_stops_no_roll(running: ModelCluster) -> None:

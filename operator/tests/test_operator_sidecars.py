@@ -140,3 +140,26 @@ def test_a_single_replica_that_crashes_is_replaced(cluster: ModelCluster) -> Non
     run_for(cluster, 70.0)
     assert victim not in cluster.tasks()
     assert cluster.status()["phase"] == "Running"
+
+
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_partner_without_a_node_keeps_no_replica_that_crashes(
+    cluster: ModelCluster, refused: bool
+) -> None:
+    """A full quota refuses it, or there is no capacity: it has no state, and may wait for ever."""
+    for name in "abcd":
+        cluster.add_node(name)
+    cluster.settle()
+    first, second = (f"flights-alarms-0-{replica}-1" for replica in (0, 1))
+    if refused:
+        cluster.quota = 0
+    else:
+        cluster.unbound_segments = {"alarms"}
+    lost = cluster.tasks()[first].node
+    assert lost is not None
+    cluster.kill_node_until_not_ready(lost)
+    run_for(cluster, 30.0)
+    cluster.stuck.add(second)
+    cluster.raw_pods[second]["status"] |= {"containerStatuses": [crashed(5, cluster.now, "task")]}
+    run_for(cluster, 100.0)
+    assert second not in cluster.tasks()

@@ -6,7 +6,7 @@ Design: docs/design/recovery.md#plan.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rekindle.names import GATE, ROLE_COORDINATOR, ROLE_TASK
@@ -43,16 +43,7 @@ def measure_capacity(
             used[node].append(pod)
         elif pod.role == ROLE_COORDINATOR and not pod.terminating:
             unplaced.append(PodToPlace.of_pod(pod))
-    nodes = {}
-    for name, view in losses.usable_nodes.items():
-        here = used.get(name, [])
-        replicas = frozenset(
-            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica_index)
-            for p in here
-            if p.role == ROLE_TASK and p.slot is not None
-        )
-        free = view.allocatable - total(p.requests for p in here)
-        nodes[name] = NodeCapacity(view, free, replicas)
+    nodes = _less_used(pass_inputs, used)
     allocatable = total(n.allocatable for n in losses.usable_nodes.values())
     capacity = Capacity(nodes, allocatable, _remaining_shares(snapshot, used, allocatable, limits))
     for number, to_place in enumerate(unplaced):
@@ -60,6 +51,32 @@ def measure_capacity(
         placement = pack([replace(to_place, key=key, group=key)], capacity)
         capacity = placement.capacity if placement is not None else capacity
     return capacity
+
+
+def capacity_left_by(pass_inputs: PassInputs, pods: Iterable[PodView]) -> dict[str, NodeCapacity]:
+    """The usable nodes, less what these pods use of them."""
+    used: dict[str, list[PodView]] = defaultdict(list)
+    for pod in pods:
+        node = _node_used_by(pod)
+        if node is not None and not pod.ended:
+            used[node].append(pod)
+    return _less_used(pass_inputs, used)
+
+
+def _less_used(
+    pass_inputs: PassInputs, used: Mapping[str, Sequence[PodView]]
+) -> dict[str, NodeCapacity]:
+    nodes = {}
+    for name, view in pass_inputs.losses.usable_nodes.items():
+        here = used.get(name, ())
+        replicas = frozenset(
+            (f"{p.owner_uid}/{p.slot.segment}/{p.slot.partition}", p.slot.replica_index)
+            for p in here
+            if p.role == ROLE_TASK and p.slot is not None
+        )
+        free = view.allocatable - total(p.requests for p in here)
+        nodes[name] = NodeCapacity(view, free, replicas)
+    return nodes
 
 
 def _node_used_by(pod: PodView) -> str | None:

@@ -20,7 +20,7 @@ from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.reconcile import roll
 from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.coordinator import why_not_created
+from rekindle_operator.reconcile.coordinator import why_roll_waits
 from rekindle_operator.reconcile.drains import cut, waiting_drains
 from rekindle_operator.reconcile.health import (
     Health,
@@ -205,7 +205,7 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
         yield f"{outdated} of {pods} pods are outdated (an older spec, image or token)"
-    if roll.replaces_coordinator(context) and (why := why_not_created(context)):
+    if why := why_roll_waits(context):
         yield f"the roll waits for a new coordinator ({why})"
     conflict = context.report.stream_conflict
     is_default_image = not context.newer_image and context.view.spec.get("image") is None

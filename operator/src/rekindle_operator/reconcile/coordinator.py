@@ -16,6 +16,7 @@ from rekindle_operator.reconcile.actions import (
     CreatePod,
     DeletePod,
 )
+from rekindle_operator.reconcile.capacity import capacity_left_by
 from rekindle_operator.reconcile.context import (
     ReconcileContext,
     coordinator_pods,
@@ -23,6 +24,7 @@ from rekindle_operator.reconcile.context import (
     reserved_coordinator_incarnation,
 )
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
+from rekindle_operator.recovery.misfits import Misfits, PodToPlace
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import (
     coordinator_pod,
@@ -68,15 +70,31 @@ def waiting_drain_of_coordinator(context: ReconcileContext) -> WaitingDrain | No
         return None
     if not _is_drained(context, holder):
         return None
-    if holder is newest:
-        why = why_not_created(context)
-        is_due = bool(why)
-    elif newest.node is None:
-        is_due = _is_old(context, newest)
-        why = newest.placement_failure or "no node takes it"
-    else:
-        is_due, why = bool(newest.container_error), newest.container_error
-    return WaitingDrain(holder.node, f"successor: {why}") if is_due else None
+    why = _why_it_stays(context, holder, newest)
+    return WaitingDrain(holder.node, f"successor: {why}") if why else None
+
+
+def why_roll_waits(context: ReconcileContext) -> str:
+    """Why the coordinator that a roll replaces stays; empty: it does not, or only for a moment."""
+    pods = coordinator_pods(context)
+    newest = max(pods, key=lambda p: p.incarnation, default=None)
+    replaced = _holder(pods, _lease(context)) or newest
+    if newest is None or replaced is None or not is_replaced_by_roll(context, replaced):
+        return ""
+    return _why_it_stays(context, replaced, newest)
+
+
+def _why_it_stays(context: ReconcileContext, replaced: PodView, newest: PodView) -> str:
+    """What the next one waits for: to be created, a node, or to start."""
+    if replaced is newest:
+        return why_not_created(context)
+    if newest.node is not None:
+        return newest.container_error
+    if not _is_old(context, newest):
+        return ""
+    nodes = capacity_left_by(context.pass_inputs, context.pass_inputs.snapshot.pods)
+    why = Misfits(nodes).why(PodToPlace.of_pod(newest))
+    return why or newest.placement_failure or "no node takes it"
 
 
 def why_not_created(context: ReconcileContext) -> str:
@@ -227,7 +245,7 @@ def _working_meanwhile(
     why: str,
 ) -> PodView | None:
     """The pod that holds the Lease and is replaced for its image or its node alone. None if its
-    successor may need what it uses of a node. What it uses of a quota, any pod could take: so it
+    successor needs what it uses of a node. What it uses of a quota, any pod could take: so it
     stays until its successor is created."""
     holder = _holder(pods, lease)
     if holder is None or newest is None or lease is None:
@@ -237,8 +255,17 @@ def _working_meanwhile(
     if holder is newest:
         return holder if why in _WHILE_IT_WORKS else None
     is_unbound = newest.node is None and _is_old(context, newest)
-    may_free_capacity = is_unbound and not _is_drained(context, holder)
-    return None if may_free_capacity else holder
+    return None if is_unbound and _takes_place_of(context, newest, holder) else holder
+
+
+def _takes_place_of(context: ReconcileContext, newest: PodView, holder: PodView) -> bool:
+    """Whether no node has room for the newest one, and that of the holder had without it."""
+    pass_inputs, to_place = context.pass_inputs, PodToPlace.of_pod(newest)
+    pods = pass_inputs.snapshot.pods
+    if any(n.fits(to_place) for n in capacity_left_by(pass_inputs, pods).values()):
+        return False
+    without = capacity_left_by(pass_inputs, (p for p in pods if p is not holder))
+    return holder.node in without and without[holder.node].fits(to_place)
 
 
 def _holder(pods: Sequence[PodView], lease: LeaseView | None) -> PodView | None:

@@ -2,7 +2,8 @@
 
 A pod that its node cannot run, or that a roll replaces, is deleted by choice, and the partition's
 state may be in it alone. So it goes only while another replica is live; if all fail, the first one
-goes alone. Every such decision passes here, whatever its reason.
+goes alone. One that waits for a node, or that the API server refuses, has no state, and may wait
+for ever: it keeps no other one. Every such decision passes here, whatever its reason.
 
 Design: docs/design/recovery.md#replacement.
 """
@@ -15,6 +16,7 @@ from dataclasses import replace
 
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
+from rekindle_operator.reconcile.planning import MAX_FAILED_CREATES
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
 
@@ -39,10 +41,22 @@ def _must_stay(context: ReconcileContext, state: SlotState, partition: Sequence[
         return False
     if any(replica_state(context, s) is ReplicaState.LIVE for s in partition if s is not state):
         return False
-    first, *others = (s for s in partition if not s.is_successor)
+    first, *others = (s for s in partition if not s.is_successor and not _waits(context, s))
     return state is not first or not all(_fails(s) for s in others)
 
 
 def _fails(state: SlotState) -> bool:
     """One that was replaced and starts does not: its partner waits until it is live."""
     return state.loss in _BY_CHOICE or bool(state.start_problem)
+
+
+def _waits(context: ReconcileContext, state: SlotState) -> bool:
+    """For a node or for its creation, and for longer than that takes."""
+    pod, pass_inputs = state.pod, context.pass_inputs
+    if pod is None:
+        uncreated = state.uncreated_pod
+        return uncreated is not None and uncreated.failures >= MAX_FAILED_CREATES
+    if state.loss is not None or (pod.node is not None and not pod.ended):
+        return False
+    age_s = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now)
+    return age_s >= pass_inputs.timing.scheduling_timeout_s

@@ -79,12 +79,6 @@ def is_replaced_by_roll(context: ReconcileContext, coordinator: PodView) -> bool
     return has_other_image or has_other_token(context, coordinator)
 
 
-def replaces_coordinator(context: ReconcileContext) -> bool:
-    """A roll replaces the coordinator that works."""
-    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
-    return newest is not None and is_replaced_by_roll(context, newest)
-
-
 def keeps_older_coordinator(context: ReconcileContext) -> bool:
     """An edit has changed the image; the coordinator that works has the one before."""
     newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
