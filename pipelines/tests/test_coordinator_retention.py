@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
-from rekindle.coordinator.model import Generation, Partition, Ticked
+from rekindle.coordinator.model import Generation, Partition
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.task.core.messages import LogTruncated
 from rekindle.topology.model import Slot
@@ -53,7 +53,7 @@ def act(world: World, action: str, number: int) -> None:
             world.release_epochs(1 + number % 5)
         case "tick":
             world.now += 0.25 * (number % 8)
-            world.feed(Ticked())
+            world.tick()
         case "round":
             world.poll_round()
         case "run":
