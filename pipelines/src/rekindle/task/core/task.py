@@ -70,14 +70,7 @@ from rekindle.task.core.sink import (
     StopWriter,
     assignment_changes,
 )
-from rekindle.task.core.start import (
-    StartCore,
-    StartEvent,
-    StartRequested,
-    StartStepFailed,
-    StartStepSucceeded,
-    StateArrived,
-)
+from rekindle.task.core.start import StartCore, StartEffect
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
@@ -190,11 +183,11 @@ class TaskCore:
 
     def start_step_succeeded(self, now: float) -> list[TaskEffect]:
         self._now = now
-        return self._step_start(StartStepSucceeded())
+        return self._apply_start_effects(self.start.step_succeeded(now))
 
     def start_step_failed(self, problem: TaskProblem, now: float) -> list[TaskEffect]:
         self._now = now
-        return self._step_start(StartStepFailed(problem))
+        return self._apply_start_effects(self.start.step_failed(problem, now))
 
     def restored(
         self,
@@ -322,7 +315,10 @@ class TaskCore:
     def woken(self, now: float) -> list[TaskEffect]:
         """Time has passed."""
         self._now = now
-        effects = [*self._step_supervisor(Woken()), *self._step_start(Woken())]
+        effects = [
+            *self._step_supervisor(Woken()),
+            *self._apply_start_effects(self.start.woken(now)),
+        ]
         effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
         effects += self._step_donor(LeaseChecked())
         effects += self.saver.woken(self._now)
@@ -370,11 +366,11 @@ class TaskCore:
                 self.status.restored_from = restore.epoch
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.START_BEGUN)
-                return self._step_start(StartRequested(restore))
+                return self._apply_start_effects(self.start.start_requested(restore, self._now))
             case StartMoved(epoch):
                 self.status.restored_from = self.status.moved_through = epoch
                 self.status.step(TaskEvent.START_BEGUN)
-                return self._step_start(StateArrived())
+                return self._apply_start_effects(self.start.state_arrived(self._now))
             case RunLoop():
                 return self._apply_loop_effects(self._started().loop.woken(self._now))
             case SetSinks(through, sinks):
@@ -409,9 +405,9 @@ class TaskCore:
             effects += self.saver.entries_refused(refused, self._now)
         return effects
 
-    def _step_start(self, event: StartEvent) -> list[TaskEffect]:
+    def _apply_start_effects(self, start_effects: Sequence[StartEffect]) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
-        for effect in self.start.step(event, self._now):
+        for effect in start_effects:
             if isinstance(effect, SetProblem):
                 self.status.set_problem(effect.subject, effect.problem)
             else:
