@@ -7,29 +7,19 @@ from typing import Any
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks
-from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.core.state_machine import Coordinator, Event
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
     Effect,
-    Event,
     Generation,
-    GenerationSeen,
-    ManifestRaceLost,
-    ManifestRead,
-    ManifestWritten,
     Partition,
     Pod,
-    PodsListed,
-    PollAnswered,
-    PollFailed,
     PollNow,
     ReadNewestManifest,
     ReportMovementPhase,
     StateMigration,
     StepDown,
-    StoreFailed,
-    Ticked,
     WriteManifest,
     partition_of,
 )
@@ -106,7 +96,7 @@ class World:
         )
 
     def list_pods(self) -> None:
-        self.feed(PodsListed(self.pods()))
+        self.feed(lambda core, now: core.pods_listed(self.pods(), now))
 
     def restart_coordinator(self) -> None:
         """Kill -9 the coordinator's container; it starts again, with the same incarnation."""
@@ -122,14 +112,13 @@ class World:
         self.fence += 1
         self.boots += 1
         self.coordinator: Coordinator = Coordinator(self.fence, wall_s=0.0, started_ms=self.boots)
-        self.feed(GenerationSeen(self.generation))
+        self.feed(lambda core, now: core.generation_seen(self.generation, now))
         self.list_pods()
 
     # --- the coordinator's shell ---
 
-    def feed(self, event: Event, to: Coordinator | None = None) -> None:
-        who = to or self.coordinator
-        self.perform(who, who.step(event, self.now))
+    def feed(self, event: Event) -> None:
+        self.perform(self.coordinator, event(self.coordinator, self.now))
 
     def perform(self, who: Coordinator, effects: Iterable[Effect]) -> None:
         for effect in effects:
@@ -141,8 +130,7 @@ class World:
                     self.migrations += migrations
                     self.write(who, manifest)
                 case ReadNewestManifest():
-                    newest = self.store[-1] if self.store else None
-                    self.feed(ManifestRead(newest) if self.store_up else StoreFailed("down"), who)
+                    self.read_manifest(who)
                 case ApplyStatus() if who is self.coordinator:
                     self.reports.append(data_plane_document(effect.report))
                 case StepDown(reason=reason):
@@ -153,15 +141,22 @@ class World:
                 case CollectGarbage() | PollNow() | ApplyStatus() | ReportMovementPhase():
                     pass
 
+    def read_manifest(self, who: Coordinator) -> None:
+        newest = self.store[-1] if self.store else None
+        if self.store_up:
+            self.perform(who, who.manifest_read(newest, self.now))
+        else:
+            self.perform(who, who.store_failed("down", self.now))
+
     def write(self, who: Coordinator, manifest: Manifest) -> None:
         if not self.store_up:
-            self.feed(StoreFailed("down"), who)
+            self.perform(who, who.store_failed("down", self.now))
         elif manifest.seq != len(self.store):
-            self.feed(ManifestRaceLost(manifest.seq), who)
+            self.perform(who, who.manifest_race_lost(self.now))
         else:
             self.store.append(manifest)
             assert not self.unwritten()
-            self.feed(ManifestWritten(manifest), who)
+            self.perform(who, who.manifest_written(manifest, self.now))
 
     def release_writes(self) -> None:
         held, self.held = self.held, []
@@ -180,25 +175,27 @@ class World:
             response = task.poll(poll)
         incarnation = poll.task.incarnation
         if response is None:
-            self.feed(PollFailed(slot, incarnation, "silence"), who)
+            self.perform(who, who.poll_failed(slot, incarnation, "silence", self.now))
         else:
             for sink in response.sinks:
                 key = (partition_of(slot), sink.assigned)
                 self.written[key] = max(sink.durable, self.written.get(key, NO_EPOCH))
-            self.feed(PollAnswered(slot, incarnation, response), who)
+            self.perform(who, who.poll_answered(slot, incarnation, response, self.now))
 
     def poll_round(self, seconds: float = 0.25) -> None:
         """One polling interval."""
         self.now += seconds
         for slot in list(self.tasks):
             self.poll(slot)
-        self.feed(Ticked())
+        self.tick()
 
     def tick(self) -> None:
-        self.feed(Ticked())
+        self.feed(Coordinator.woken)
 
-    def response_of(self, task: SimulatedTask) -> PollAnswered:
-        return PollAnswered(task.slot, task.incarnation, task.response())
+    def answer(self, task: SimulatedTask) -> None:
+        """The coordinator gets the response of a task that it has not polled."""
+        response = task.response()
+        self.feed(lambda core, now: core.poll_answered(task.slot, task.incarnation, response, now))
 
     def change_generation(self, generation: Generation, keep_old_pods: bool = False) -> None:
         """A new ConfigMap; pods of removed segments are deleted, unless `keep_old_pods`."""
@@ -208,7 +205,7 @@ class World:
         slots = set(generation.topology.slots())
         self.tasks = {s: t for s, t in self.tasks.items() if keep_old_pods or s in slots}
         self.list_pods()
-        self.feed(GenerationSeen(generation))
+        self.feed(lambda core, now: core.generation_seen(generation, now))
 
     def complete_checkpoint(self, who: Coordinator) -> None:
         """Report a fake checkpoint of all tasks to the coordinator `who`."""
@@ -217,7 +214,7 @@ class World:
                 epoch=task.state_epoch, object=f"made-up-{task.slot.key}", digest="f", bytes=1
             )
             who.committer.entries_saved(task.slot, [done])
-        self.feed(Ticked(), who)
+        self.perform(who, who.woken(self.now))
 
     def poll_rounds(self, count: int) -> None:
         for _ in range(count):

@@ -37,7 +37,6 @@ from rekindle.engine.model import EpochOutput, State
 from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.task.core.branches import BranchesCore
-from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -47,14 +46,9 @@ from rekindle.task.core.loop import (
     RestartEngine,
 )
 from rekindle.task.core.messages import (
-    HeadAdvanced,
-    InputReported,
-    LoopReported,
-    PollReceived,
     Respond,
     TaskCoreEvent,
     TaskEffect,
-    TaskRestored,
     TaskSettings,
 )
 from rekindle.task.core.saver import SkipCheckpoint
@@ -103,24 +97,25 @@ class CoreTask(Task):
 
     def start(self) -> None:
         self.poll()
-        self.send(TaskRestored(TaskState(NO_EPOCH, NO_EPOCH, FoldedState()), 0, NO_EPOCH))
-        self.send(HeadAdvanced(0))  # so that it is Live
+        state = TaskState(NO_EPOCH, NO_EPOCH, FoldedState())
+        self.send(partial(self.task_core.restored, state, 0, NO_EPOCH))
+        self.send(partial(self.task_core.head_advanced, 0))  # so that it is Live
 
     def poll(self, partner: Partner | None = None) -> None:
         restore = RestorePoint(epoch=NO_EPOCH)
         poll = PollRequest(
             fence=1, generation=1, task=self.task_core.ref, restore=restore, partner=partner
         )
-        self.send(PollReceived(poll))
+        self.send(partial(self.task_core.poll_received, poll))
 
     def step(self, happened: Happened) -> None:
-        self.send(InputReported(happened))
+        self.send(partial(self.task_core.input_reported, happened))
 
     def wake(self) -> None:
-        self.send(Woken())
+        self.send(self.task_core.woken)
 
     def send(self, event: TaskCoreEvent) -> None:
-        for effect in self.task_core.step(event, self.world.now):
+        for effect in event(self.world.now):
             self._perform_effect(effect)
         if self.task_core.parts is None:
             return
@@ -132,7 +127,7 @@ class CoreTask(Task):
             self.world.at(wake_at, self.wake)
 
     def report(self, happened: Callable[[LoopCore, float], list[LoopEffect]]) -> None:
-        self.send(LoopReported(happened))
+        self.send(partial(self.task_core.loop_reported, happened))
 
     def _perform_effect(self, effect: TaskEffect) -> None:
         now = self.world.now

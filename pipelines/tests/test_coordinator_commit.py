@@ -9,10 +9,6 @@ import pytest
 from coordinator_world import World, next_polls, started
 
 from rekindle.coordinator.model import (
-    EntriesRefused,
-    FenceRaised,
-    GarbageCollected,
-    ProblemChanged,
     StepDown,
     WriteManifest,
 )
@@ -227,7 +223,7 @@ def test_the_first_manifest_of_a_coordinator_fences_the_older_one() -> None:
 
 def test_a_refused_fence_ends_the_coordinator() -> None:
     world = started()
-    effects = world.coordinator.step(FenceRaised("task src/0/0"), world.now)
+    effects = world.coordinator.fence_raised("task src/0/0", world.now)
     assert any(isinstance(e, StepDown) for e in effects)
 
 
@@ -235,7 +231,7 @@ def test_a_newer_fence_of_a_task_ends_the_coordinator() -> None:
     world = started()
     task = world.tasks[BOTH]
     task.fence = 7
-    world.feed(world.response_of(task))
+    world.answer(task)
     assert world.step_downs
 
 
@@ -281,9 +277,10 @@ def test_a_quiet_topology_reports_at_most_every_two_seconds() -> None:
 
 def test_problems_of_the_shell_are_reported_until_they_end() -> None:
     world = started()
-    world.feed(ProblemChanged("generation", "topology.json is broken"))
-    assert "topology.json is broken" in world.reports[-1]["problems"]
-    world.feed(ProblemChanged("generation", None))
+    message = "topology.json is broken"
+    world.feed(lambda core, now: core.problem_changed("generation", message, now))
+    assert message in world.reports[-1]["problems"]
+    world.feed(lambda core, now: core.problem_changed("generation", None, now))
     assert not world.reports[-1]["problems"]
 
 
@@ -370,7 +367,7 @@ def test_refused_entries_are_reported_until_the_next_commit() -> None:
     while not world.held:
         world.run_epochs(1)
     world.held, world.hold_writes = [], False
-    world.feed(EntriesRefused((), "state object x is missing"))
+    world.feed(lambda core, now: core.entries_refused((), "state object x is missing", now))
     (problem,) = world.coordinator.checkpoint_problems(world.now)
     assert problem.kind == "EntriesRefused"
     assert problem.message == "checkpoint store: state object x is missing"
@@ -380,12 +377,12 @@ def test_refused_entries_are_reported_until_the_next_commit() -> None:
 
 def test_a_garbage_collection_that_fails_is_reported_until_one_succeeds() -> None:
     world = started()
-    world.feed(GarbageCollected("slow"))
+    world.feed(lambda core, now: core.garbage_collected("slow", {}, now))
     world.poll_rounds(9)
     assert checkpoint_problems(world) == {
         "CleanUpFailed": "checkpoint store: garbage collection: slow"
     }
-    world.feed(GarbageCollected())
+    world.feed(lambda core, now: core.garbage_collected(None, {}, now))
     world.poll_rounds(9)
     assert checkpoint_problems(world) == {}
 
@@ -407,7 +404,8 @@ def lose(world: World, key: str) -> str:
     """Garbage collection finds that an object of the newest entry of a partition is missing."""
     name = world.store[-1].entries[key][0].object
     assert name is not None
-    world.feed(GarbageCollected(None, {name: "state object x is missing"}))
+    missing = {name: "state object x is missing"}
+    world.feed(lambda core, now: core.garbage_collected(None, missing, now))
     return name
 
 
@@ -495,7 +493,8 @@ def refuse_next(world: World) -> WriteManifest:
     ((_, effect),) = world.held
     assert isinstance(effect, WriteManifest)
     world.held, world.hold_writes = [], False
-    world.feed(EntriesRefused(effect.new_entries, "state object x is missing"))
+    missing = "state object x is missing"
+    world.feed(lambda core, now: core.entries_refused(effect.new_entries, missing, now))
     return effect
 
 

@@ -23,9 +23,6 @@ from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
-    EntriesRefused,
-    GarbageCollected,
-    PollAnswered,
     WriteManifest,
 )
 from rekindle.protocol import CheckpointDone, TaskPhase
@@ -90,7 +87,7 @@ class LossyWorld(World):
         for effect in effects:
             match effect:
                 case WriteManifest(new_entries=new) if refused := tuple(filter(self.is_lost, new)):
-                    self.feed(EntriesRefused(refused, "state is missing"), who)
+                    self.perform(who, who.entries_refused(refused, "state is missing", self.now))
                 case CollectGarbage(
                     full_scan=full_scan, in_use=in_use, reported_lost=reported_lost
                 ):
@@ -112,7 +109,8 @@ class LossyWorld(World):
 
     def collect_garbage(self) -> None:
         self.known = set(filter(self.is_lost, self.needed()))
-        self.feed(GarbageCollected(None, dict.fromkeys(self.known, "state is missing")))
+        known = dict.fromkeys(self.known, "state is missing")
+        self.feed(lambda core, now: core.garbage_collected(None, known, now))
 
     def needed(self) -> set[str]:
         """Entries of the newest manifest, and those that may be committed."""
@@ -220,7 +218,7 @@ def test_a_restore_that_fails_makes_the_next_collection_look_for_the_cause() -> 
     task = world.start_task(slot)
     while task.phase != "Failed":
         world.poll(slot)
-    world.feed(world.response_of(task))
+    world.answer(task)
     assert not any(world.full_scans)
     world.run_epochs(15)
     assert world.full_scans.count(True) == 1
@@ -273,8 +271,9 @@ def finds_lost(world: LossyWorld, slot: Slot, name: str) -> None:
     assert task.response is not None
     update = {"restoring": "entry", "phase": TaskPhase.FAILED, "lost": name}
     failed = task.response.model_copy(update=update)
+    incarnation = task.pod.incarnation
     for _ in range(3):
-        world.feed(PollAnswered(slot, task.pod.incarnation, failed))
+        world.feed(lambda core, now: core.poll_answered(slot, incarnation, failed, now))
 
 
 def test_a_collection_checks_objects_that_tasks_found_lost() -> None:

@@ -9,7 +9,7 @@ import pytest
 from coordinator_world import DIAMOND, World, address
 
 from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.model import GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.model import Pod
 from rekindle.coordinator.tasks.membership import MIN_SILENCE_S, Membership
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
@@ -235,7 +235,7 @@ def test_responses_of_a_replaced_incarnation_do_not_count() -> None:
     world = started()
     stale = world.tasks[LEFT]
     world.start_task(LEFT)
-    world.feed(world.response_of(stale))
+    world.answer(stale)
     task = world.coordinator.membership.get(LEFT)
     assert task is not None
     assert task.response is None
@@ -244,7 +244,8 @@ def test_responses_of_a_replaced_incarnation_do_not_count() -> None:
 def test_a_task_that_starts_is_not_suspected_before_it_was_ready() -> None:
     world = started()
     pod = Pod("left-new", LEFT, 9, address(LEFT), may_be_running=True, was_ready=False)
-    world.feed(PodsListed((*[p for p in world.pods() if p.slot != LEFT], pod)))
+    pods = [*(p for p in world.pods() if p.slot != LEFT), pod]
+    world.feed(lambda core, now: core.pods_listed(pods, now))
     del world.tasks[LEFT]
     world.poll_rounds(20)
     assert LEFT not in suspected(world)
@@ -256,7 +257,7 @@ def test_silence_counts_from_the_first_poll() -> None:
     for _ in range(40):
         world.poll_round()
     assert not suspected(world)
-    world.feed(GenerationSeen(world.generation))
+    world.feed(lambda core, now: core.generation_seen(world.generation, now))
     world.tick()
     assert not world.reports, "no task has responded: nothing to report"
     world.poll_round()
@@ -268,6 +269,7 @@ def test_silence_counts_from_the_first_poll() -> None:
 
 def test_a_coordinator_that_cannot_poll_reports_why() -> None:
     world = with_next_coordinator()
-    world.feed(ProblemChanged("generation", "flights-g1 cannot be read"))
+    message = "flights-g1 cannot be read"
+    world.feed(lambda core, now: core.problem_changed("generation", message, now))
     world.tick()
-    assert world.reports[-1]["problems"] == ["flights-g1 cannot be read"]
+    assert world.reports[-1]["problems"] == [message]

@@ -22,7 +22,7 @@ from rekindle.coordinator.checkpoints.new_generation import (
     empty_entry,
     start_generation,
 )
-from rekindle.coordinator.model import Generation, GenerationSeen, partition_of
+from rekindle.coordinator.model import Generation, partition_of
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.protocol import BegunWindow
 from rekindle.streams.epochs import EpochBatch
@@ -316,7 +316,8 @@ def test_a_start_is_after_a_checkpoint_epoch(epoch: int, checkpoint_epoch: int) 
 
 def test_an_older_generation_changes_nothing() -> None:
     world = started()
-    world.feed(GenerationSeen(make_generation([SimulatedSegment("x")], 0)))
+    older = make_generation([SimulatedSegment("x")], 0)
+    world.feed(lambda core, now: core.generation_seen(older, now))
     assert world.coordinator.generation is world.generation
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from rekindle.coordinator.model import Event, Pod
+from rekindle.coordinator.core.state_machine import Event
+from rekindle.coordinator.model import Pod
 from rekindle.coordinator.shell.polling import Pollers
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task

@@ -10,6 +10,7 @@ Design: docs/design/coordinator.md#retention.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,9 +20,8 @@ from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import EntryRef, Manifest
 from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
-from rekindle.coordinator.model import Generation, Partition, Ticked
+from rekindle.coordinator.model import Generation, Partition
 from rekindle.coordinator.tasks.graph import build_graph
-from rekindle.task.core.messages import LogTruncated
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import (
     SimulatedSegment,
@@ -53,7 +53,7 @@ def act(world: World, action: str, number: int) -> None:
             world.release_epochs(1 + number % 5)
         case "tick":
             world.now += 0.25 * (number % 8)
-            world.feed(Ticked())
+            world.tick()
         case "round":
             world.poll_round()
         case "run":
@@ -250,7 +250,7 @@ def world_with_gap(missing: int) -> tuple[World, Slot]:
         world.run_while_stuck(behind, 1)
     src = world.tasks[Slot("src", 0, 0)]
     src.log_base = position + 1 + missing
-    src.step(LogTruncated(src.log_base))
+    src.step(partial(src.core.log_truncated, src.log_base))
     return world, behind
 
 

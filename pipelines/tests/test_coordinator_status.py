@@ -12,9 +12,7 @@ from rekindle.coordinator.core.report import MAX_CHECKPOINT_PROBLEMS
 from rekindle.coordinator.model import (
     CheckpointProblem,
     CheckpointReport,
-    GarbageCollected,
     MissingResults,
-    PollAnswered,
     QueryReport,
     Report,
     TaskReport,
@@ -155,7 +153,7 @@ def test_the_crd_accepts_kinds_of_a_newer_coordinator() -> None:
 
 def test_messages_of_checkpoint_problems_are_bounded() -> None:
     world = started()
-    world.feed(GarbageCollected(problem="x" * 5000))
+    world.feed(lambda core, now: core.garbage_collected("x" * 5000, {}, now))
     world.poll_rounds(9)
     (problem,) = world.reports[-1]["checkpointProblems"]
     assert len(problem["message"]) == 1024
@@ -168,7 +166,7 @@ def test_a_task_that_cannot_save_is_reported() -> None:
     task = world.tasks[slot]
     problem = TaskProblem(message="the store is down", saving=True)
     response = task.response().model_copy(update={"problem": problem})
-    world.feed(PollAnswered(slot, task.incarnation, response))
+    world.feed(lambda core, now: core.poll_answered(slot, task.incarnation, response, now))
     world.now += 2
     world.tick()
     saving = {t["slot"]: t.get("savingFails") for t in world.reports[-1]["tasks"]}

@@ -10,7 +10,8 @@ from typing import Any, cast
 import pytest
 
 from rekindle import names
-from rekindle.coordinator.model import Event
+from rekindle.coordinator.core.state_machine import Event
+from rekindle.coordinator.model import Generation
 from rekindle.coordinator.shell import watching
 from rekindle.coordinator.shell.compiling import CompilationFailed
 from rekindle.coordinator.shell.kube import KubeApi
@@ -69,8 +70,8 @@ def test_a_generation_that_does_not_compile_is_compiled_once(
         return ["it has no sources"]
 
     monkeypatch.setattr(watching, "compile_specs", compile_specs)
-    api, events = Api(), list[Event]()
-    reader = GenerationReader(cast(KubeApi, api), SETTINGS, events.append)
+    api, events, seen = Api(), list[Event](), list[Generation]()
+    reader = GenerationReader(cast(KubeApi, api), SETTINGS, events.append, seen.append)
 
     def check() -> None:
         with pytest.raises(CompilationFailed, match="it has no sources"):
@@ -82,4 +83,4 @@ def test_a_generation_that_does_not_compile_is_compiled_once(
     api.version = "2"
     check()
     assert len(compilations) == 2
-    assert not events
+    assert not events + seen

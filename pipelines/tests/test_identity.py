@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from reader_parts import read_once
 
 from rekindle import identity
-from rekindle.coordinator.model import PollFailed
 from rekindle.identity import Identity, Versions, incompatible
 from rekindle.protocol import STREAM_PORT, Endpoint, PollRequest, PollResponse, TaskRef
 from rekindle.streams.digest import digest_table
@@ -266,7 +265,8 @@ def test_a_refusal_is_reported_until_the_task_responds() -> None:
     world = started(epochs=2)
     slot = Slot("both", 0, 0)
     reason = "HTTP 426 from 10.0.0.9: poll refused"
-    world.feed(PollFailed(slot, world.tasks[slot].incarnation, reason, refused=True))
+    incarnation = world.tasks[slot].incarnation
+    world.feed(lambda core, now: core.poll_failed(slot, incarnation, reason, now, refused=True))
     world.tick()
     assert world.reports[-1]["problems"] == [f"both/0/0: {reason}"]
     world.poll_rounds(9)

@@ -23,7 +23,6 @@ from test_consistency_histories import (
 from rekindle.consistency.messages import Policy
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind
-from rekindle.task.core.messages import LoopReported
 
 pytestmark = pytest.mark.simulated
 
@@ -171,7 +170,7 @@ def test_an_engine_that_dies_while_it_is_idle_costs_no_epoch() -> None:
     world = CoreWorld(WorldOptions())
     world.run(10.95)
     (task,) = world.tasks
-    task.send(LoopReported(lambda loop, now: loop.idle_engine_died("the JVM died", now)))
+    task.report(lambda loop, now: loop.idle_engine_died("the JVM died", now))
     # restarted at 11.15; epoch 10 arrives at 11.01
     world.run(20)
     assert task.task_core.response().stable_epoch == 18

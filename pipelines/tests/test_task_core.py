@@ -15,35 +15,19 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
-from rekindle.task.core.messages import (
-    CallFailedPermanently,
-    CallSink,
-    HeadAdvanced,
-    LoopReported,
-    PollReceived,
-    RefusePoll,
-    Respond,
-    SaverReported,
-    SinkReported,
-    StateComplete,
-    TaskRestored,
-    TaskSettings,
-)
+from rekindle.task.core.messages import CallSink, RefusePoll, Respond, TaskSettings
 from rekindle.task.core.sink import OpenSink
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
     OpenInputs,
     RestoreState,
-    StartStepSucceeded,
 )
 from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
     EndProcess,
     RouteInputs,
-    StopRequested,
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
@@ -80,68 +64,68 @@ def core() -> TaskCore:
 
 def started() -> TaskCore:
     task_core = core()
-    task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
-    task_core.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 0.0)
+    task_core.poll_received(poll(sinks=(SINK,)), 0.0)
+    task_core.restored(TaskState(-1, 0, State()), 0, -1, 0.0)
     return task_core
 
 
 def test_a_task_starts_with_the_first_restore_point() -> None:
     task_core = core()
-    (response,) = task_core.step(PollReceived(poll(restore=None)), 0.0)
+    (response,) = task_core.poll_received(poll(restore=None), 0.0)
     assert isinstance(response, Respond)
     assert response.response.phase == "Waiting"
-    effects = task_core.step(PollReceived(poll()), 0.0)
+    effects = task_core.poll_received(poll(), 0.0)
     assert effects[1:] == [RestoreState(RestorePoint(epoch=-1)), RouteInputs(())]
-    assert [type(task_core.step(StartStepSucceeded(), 0.0)[0]) for _ in range(3)] == [
+    assert [type(task_core.start_step_succeeded(0.0)[0]) for _ in range(3)] == [
         OpenInputs,
         AwaitEngine,
         CompleteStart,
     ]
     state = TaskState(-1, 0, State())
-    take = task_core.step(TaskRestored(state, 0, -1), 0.0)[-1]
+    take = task_core.restored(state, 0, -1, 0.0)[-1]
     assert isinstance(take, TakeEpochs)
     assert task_core.response().phase == "CatchingUp"
 
 
 def test_a_task_reports_the_entry_whose_state_it_fetches() -> None:
     made, point = core(), RestorePoint(epoch=3, object="entry")
-    made.step(PollReceived(poll(restore=point, saver=True)), 0.0)
+    made.poll_received(poll(restore=point, saver=True), 0.0)
     assert made.response().restoring == "entry"
     state = TaskState(3, 0, State())
-    made.step(TaskRestored(state, 4, 3, complete=False), 0.0)
+    made.restored(state, 4, 3, 0.0, complete=False)
     done = CheckpointDone(epoch=7, object="next", digest="d", bytes=1)
     made.saver.state_reached(TaskState(7, 0, State()), 0.0)
-    made.step(SaverReported(lambda saver, now: saver.entry_saved(done, now)), 0.0)
+    made.saver_reported(lambda saver, now: saver.entry_saved(done, now), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == ("entry", ())
-    made.step(StateComplete(), 0.0)
+    made.state_complete(0.0)
     assert (made.response().restoring, made.response().checkpoints) == (None, (done,))
 
 
 def test_a_task_is_live_once_all_of_its_state_is_fetched() -> None:
     """Until then it adds no redundancy: what it has not fetched may be lost. It serves readers."""
     made, point = core(), RestorePoint(epoch=3, object="entry")
-    made.step(PollReceived(poll(restore=point)), 0.0)
-    made.step(TaskRestored(TaskState(3, 0, State()), 4, 3, complete=False), 0.0)
-    made.step(HeadAdvanced(4), 0.0)
+    made.poll_received(poll(restore=point), 0.0)
+    made.restored(TaskState(3, 0, State()), 4, 3, 0.0, complete=False)
+    made.head_advanced(4, 0.0)
     assert made.response().phase == "CatchingUp"
     assert made.response().phase.serves
-    made.step(StateComplete(), 0.0)
+    made.state_complete(0.0)
     assert made.response().phase == "Live"
 
 
 def test_a_task_that_ends_does_not_start_any_more() -> None:
     task_core = core()
-    task_core.step(PollReceived(poll()), 0.0)
-    (end,) = task_core.step(StopRequested(), 1.0)
+    task_core.poll_received(poll(), 0.0)
+    (end,) = task_core.stop_requested(1.0)
     assert isinstance(end, EndProcess)
-    assert task_core.step(TaskRestored(TaskState(-1, 0, State()), 0, -1), 2.0) == []
+    assert task_core.restored(TaskState(-1, 0, State()), 0, -1, 2.0) == []
     assert task_core.response().phase == "Stopping"
 
 
 def test_a_lower_fence_changes_nothing() -> None:
     task_core = core()
-    task_core.step(PollReceived(poll(4, restore=None)), 0.0)
-    (refused,) = task_core.step(PollReceived(poll(3)), 0.0)
+    task_core.poll_received(poll(4, restore=None), 0.0)
+    (refused,) = task_core.poll_received(poll(3), 0.0)
     assert isinstance(refused, RefusePoll)
     assert refused.status == 409
     assert task_core.response().phase == "Waiting"
@@ -149,36 +133,36 @@ def test_a_lower_fence_changes_nothing() -> None:
 
 def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
     task_core = started()
-    task_core.step(PollReceived(poll()), 0.0)
-    reported = SinkReported(SINK, lambda sink, now: sink.opened(7, None, now))
-    assert task_core.step(reported, 0.0) == []
-    effects = task_core.step(PollReceived(poll(sinks=(SINK,))), 0.0)
+    task_core.poll_received(poll(), 0.0)
+    opened = task_core.sink_reported(SINK, lambda sink, now: sink.opened(7, None, now), 0.0)
+    assert opened == []
+    effects = task_core.poll_received(poll(sinks=(SINK,)), 0.0)
     assert CallSink(SINK, OpenSink(after=-1, read_first_epoch=False)) in effects
 
 
 def test_a_permanent_error_is_reported_before_the_end() -> None:
     task_core = started()
-    assert task_core.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0) == []
-    (response,) = task_core.step(PollReceived(poll(ask_only=True)), 2.0)[:1]
+    assert task_core.call_failed(OperatorFailed("division by zero"), 1.0) == []
+    (response,) = task_core.poll_received(poll(ask_only=True), 2.0)[:1]
     assert isinstance(response, Respond)
     assert failure(response.response) == ("Failed", "division by zero")
 
 
 def test_a_failure_without_a_poll_ends_in_time() -> None:
     task_core = started()
-    task_core.step(CallFailedPermanently(OperatorFailed("division by zero")), 1.0)
+    task_core.call_failed(OperatorFailed("division by zero"), 1.0)
     assert task_core.wake_at == 1.0 + REPORT_FAILURE_S
-    (end,) = task_core.step(Woken(), task_core.wake_at)
+    (end,) = task_core.woken(task_core.wake_at)
     assert isinstance(end, EndProcess)
     assert end.exit_status == 1
 
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
     task_core = started()
-    task_core.step(CallFailedPermanently(NotDeterministic("three results")), 1.0)
-    assert task_core.step(Woken(), 100.0) == []
+    task_core.call_failed(NotDeterministic("three results"), 1.0)
+    assert task_core.woken(100.0) == []
     assert failure(task_core.response()) == ("Failed", "three results")
-    (end,) = task_core.step(StopRequested(), 101.0)
+    (end,) = task_core.stop_requested(101.0)
     assert isinstance(end, EndProcess)
 
 
@@ -191,12 +175,12 @@ def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
     task_core = started()
     rows = RowsByDigest("d")
     epoch = EpochInput(0, 0, 0, (rows,))
-    taken = LoopReported(lambda loop, now: loop.epochs_taken([epoch], now))
-    (process,) = task_core.step(taken, 0.0)
+    (process,) = task_core.loop_reported(lambda loop, now: loop.epochs_taken([epoch], now), 0.0)
     assert isinstance(process, ProcessEpochs)
     output = EpochOutput(0, 0, rows)
-    processed = LoopReported(lambda loop, now: loop.epochs_processed([output], State(), now))
-    assert task_core.step(processed, 0.0) == [AppendEpochs([output])]
+    assert task_core.loop_reported(
+        lambda loop, now: loop.epochs_processed([output], State(), now), 0.0
+    ) == [AppendEpochs([output])]
     assert task_core.response().stable_epoch == -1
 
 

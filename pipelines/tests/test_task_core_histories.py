@@ -6,6 +6,7 @@ Nothing is skipped, written twice or dropped before it is written; once nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 from hypothesis import given
 from random_histories import histories
@@ -16,15 +17,12 @@ from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, TaskPro
 from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
 from rekindle.task.core.messages import (
     CallSink,
-    LoopReported,
-    SaverReported,
-    SinkReported,
     TaskCoreEvent,
     TaskEffect,
 )
 from rekindle.task.core.saver import SaveState
 from rekindle.task.core.sink import OpenSink
-from rekindle.task.core.start import OpenInputs, RestoreState, StartStepFailed
+from rekindle.task.core.start import OpenInputs, RestoreState
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
@@ -60,26 +58,32 @@ class World(SimulatedTask):
     def _failures(self, effect: TaskEffect) -> Iterable[TaskCoreEvent]:
         match effect:
             case RestoreState() if "store" in self.failing:
-                yield StartStepFailed(TaskProblem(message="the store is down"))
+                yield self._start_step_failed("the store is down")
             case OpenInputs() if "input" in self.failing:
-                yield StartStepFailed(TaskProblem(message="the file cannot be read"))
+                yield self._start_step_failed("the file cannot be read")
             case TakeEpochs() if "input" in self.failing:
-                yield _request_failed("the file cannot be read")
+                yield self._request_failed("the file cannot be read")
             case ProcessEpochs(_, epochs) if self.crashes and len(epochs) > 1:
                 self.crashes -= 1
                 error = EngineUnavailable("the JVM died", -9)
-                yield LoopReported(lambda loop, now: loop.engine_failed(error, now))
+                yield self._of_loop(lambda loop, now: loop.engine_failed(error, now))
             case ProcessEpochs() if "engine" in self.failing:
-                yield _request_failed("no disk space")
+                yield self._request_failed("no disk space")
             case AppendEpochs(outputs) if "log" in self.failing:
                 if len(outputs) > 1:
                     digest = self._append(outputs[0])
-                    yield LoopReported(lambda loop, now: loop.epochs_appended([digest], now))
-                yield _request_failed("the log is full")
+                    yield self._of_loop(lambda loop, now: loop.epochs_appended([digest], now))
+                yield self._request_failed("the log is full")
             case SaveState() if "store" in self.failing:
-                yield SaverReported(lambda saver, now: saver.save_failed("down", now))
+                yield self._of_saver(lambda saver, now: saver.save_failed("down", now))
             case CallSink(assigned) if "sink" in self.failing:
-                yield SinkReported(assigned, lambda sink, now: sink.call_failed("full", now))
+                yield self._of_sink(assigned, lambda sink, now: sink.call_failed("full", now))
+
+    def _start_step_failed(self, message: str) -> TaskCoreEvent:
+        return partial(self.core.start_step_failed, TaskProblem(message=message))
+
+    def _request_failed(self, message: str) -> TaskCoreEvent:
+        return self._of_loop(lambda loop, now: loop.request_failed(message, now))
 
     def _append(self, output: EpochOutput) -> str:
         digest = super()._append(output)
@@ -151,10 +155,6 @@ class World(SimulatedTask):
 
     def repair(self, part: str) -> None:
         self.failing.discard(part)
-
-
-def _request_failed(message: str) -> LoopReported:
-    return LoopReported(lambda loop, now: loop.request_failed(message, now))
 
 
 MOVES = (

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.protocol import RestorePoint, TaskProblem
-from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.events import SetProblem
 from rekindle.task.core.start import (
     NEXT,
     AwaitEngine,
@@ -19,11 +19,8 @@ from rekindle.task.core.start import (
     RestoreState,
     StartCall,
     StartCore,
-    StartEvent,
-    StartRequested,
+    StartEffect,
     StartStep,
-    StartStepFailed,
-    StartStepSucceeded,
 )
 
 POINT = RestorePoint(epoch=9)
@@ -37,8 +34,8 @@ class FakeShell:
     done: list[type] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
 
-    def step(self, event: StartEvent) -> None:
-        for effect in self.core.step(event, self.now):
+    def perform(self, effects: list[StartEffect]) -> None:
+        for effect in effects:
             match effect:
                 case SetProblem(subject, problem):
                     self.problems.pop(subject, None)
@@ -54,16 +51,16 @@ class FakeShell:
         if self.call is not None:
             self.done.append(type(self.call))
             self.call = None
-            self.step(StartStepSucceeded())
+            self.perform(self.core.step_succeeded(self.now))
 
     def fail(self) -> None:
         if isinstance(self.call, RestoreState | OpenInputs):
             self.call = None
-            self.step(StartStepFailed(TaskProblem(message="not there")))
+            self.perform(self.core.step_failed(TaskProblem(message="not there"), self.now))
 
     def wake(self) -> None:
         self.now = max(self.now, self.core.wake_at or 0.0)
-        self.step(Woken())
+        self.perform(self.core.woken(self.now))
 
 
 ORDER = [RestoreState, OpenInputs, AwaitEngine, CompleteStart]
@@ -72,7 +69,7 @@ MOVES = st.lists(st.sampled_from(("succeed", "fail", "wake")), max_size=12)
 
 def play(moves: list[str]) -> FakeShell:
     shell = FakeShell()
-    shell.step(StartRequested(POINT))
+    shell.perform(shell.core.start_requested(POINT, 0.0))
     for move in moves:
         getattr(shell, move)()
     return shell
@@ -112,11 +109,11 @@ def test_back_offs_grow_and_begin_anew_with_each_step() -> None:
 
 def test_events_out_of_order_are_refused() -> None:
     with pytest.raises(InvalidStart, match="while the task waits for a restore point"):
-        StartCore().step(StartStepFailed(TaskProblem(message="x")), 0.0)
+        StartCore().step_failed(TaskProblem(message="x"), 0.0)
     with pytest.raises(InvalidStart, match="while the task waits for its engine"):
-        play(["succeed", "succeed"]).core.step(StartRequested(POINT), 0.0)
+        play(["succeed", "succeed"]).core.start_requested(POINT, 0.0)
     with pytest.raises(InvalidStart, match="while the task waits for nothing"):
-        play(["succeed"] * 3).core.step(StartStepSucceeded(), 0.0)
+        play(["succeed"] * 3).core.step_succeeded(0.0)
 
 
 def test_every_step_leads_to_the_end() -> None:

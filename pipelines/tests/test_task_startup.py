@@ -20,7 +20,6 @@ from rekindle.errors import StoreError
 from rekindle.protocol import BegunWindow, RestorePoint, TaskRef
 from rekindle.streams.log import OutputLog
 from rekindle.task import startup
-from rekindle.task.core.start import StartStepSucceeded
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.moving.pieces import Installation, NotMovable
 from rekindle.task.startup import Startup
@@ -152,9 +151,9 @@ def test_a_window_that_begins_anew_knows_from_where_on_it_has_all_rows(
     status: Any = SimpleNamespace()
     started = Startup(config, store, engine, status)
 
-    def opened(self: Startup) -> StartStepSucceeded:
+    def opened(self: Startup) -> None:
         self._source = Rows()
-        return opened_inputs(self)
+        opened_inputs(self)
 
     monkeypatch.setattr(Startup, "_open_inputs", opened)
     monkeypatch.setattr(Startup, "_continue_log", lambda *_: (object(), object()))
@@ -166,6 +165,5 @@ def test_a_window_that_begins_anew_knows_from_where_on_it_has_all_rows(
     assert started.event_times((3,)) == {3: (30, 30)}
 
 
-def opened_inputs(self: Startup) -> StartStepSucceeded:
+def opened_inputs(self: Startup) -> None:
     self._inputs = object()  # type: ignore[assignment]
-    return StartStepSucceeded()

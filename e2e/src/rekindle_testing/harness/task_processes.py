@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -26,19 +26,10 @@ from rekindle.checkpoints.store import Store
 from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.coordinator.model import (
     Effect,
-    Event,
     Generation,
-    GenerationSeen,
-    ManifestRaceLost,
-    ManifestRead,
-    ManifestWritten,
     Pod,
-    PodsListed,
-    PollAnswered,
-    PollFailed,
     ReadNewestManifest,
     ReportMovementPhase,
-    Ticked,
     WriteManifest,
 )
 from rekindle.coordinator.shell.store import CheckpointStore
@@ -139,7 +130,7 @@ class TaskProcesses:
     def start_coordinator(self) -> None:
         self.fence += 1
         self.core = Coordinator(self.fence, time.time() - time.monotonic(), UID)
-        self.feed(GenerationSeen(self.generation))
+        self.perform(self.core.generation_seen(self.generation, time.monotonic()))
         self.list_pods()
 
     def edit(self, spec: dict[str, Any]) -> None:
@@ -148,7 +139,7 @@ class TaskProcesses:
         before = self.generation
         assert [s.id for s in topology.segments] == [s.id for s in before.topology.segments]
         self.generation = Generation(before.number + 1, topology, before.operator_ids)
-        self.feed(GenerationSeen(self.generation))
+        self.perform(self.core.generation_seen(self.generation, time.monotonic()))
 
     def start(self, slot: Slot) -> Replica:
         self.pods += 1
@@ -161,26 +152,28 @@ class TaskProcesses:
         return replica
 
     def list_pods(self) -> None:
-        pods = (
+        pods = [
             Pod(f"{s.key}", s, r.incarnation, r.address, may_be_running=True, was_ready=r.ready)
             for s, r in self.replicas.items()
-        )
-        self.feed(PodsListed(tuple(pods)))
+        ]
+        self.perform(self.core.pods_listed(pods, time.monotonic()))
 
-    def feed(self, event: Event) -> None:
-        for effect in self.core.step(event, time.monotonic()):
-            self.perform(effect)
-
-    def perform(self, effect: Effect) -> None:
-        match effect:
-            case ReadNewestManifest():
-                self.feed(ManifestRead(asyncio.run(self.store.newest()), self.store.id))
-            case WriteManifest(manifest):
-                written = asyncio.run(self.store.write(effect))
-                lost = ManifestRaceLost(manifest.seq)
-                self.feed(lost if written is None else ManifestWritten(written))
-            case ReportMovementPhase():
-                self.movement_phases.append(effect)
+    def perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            now = time.monotonic()
+            match effect:
+                case ReadNewestManifest():
+                    newest = asyncio.run(self.store.newest())
+                    self.perform(self.core.manifest_read(newest, now, self.store.id))
+                case WriteManifest():
+                    written = asyncio.run(self.store.write(effect))
+                    self.perform(
+                        self.core.manifest_race_lost(now)
+                        if written is None
+                        else self.core.manifest_written(written, now)
+                    )
+                case ReportMovementPhase():
+                    self.movement_phases.append(effect)
 
     def poll_all(self) -> None:
         for slot, replica in self.replicas.items():
@@ -192,12 +185,14 @@ class TaskProcesses:
                 with urllib.request.urlopen(url, body, timeout=2) as stream:
                     response = PollResponse.model_validate_json(stream.read())
             except OSError as error:
-                self.feed(PollFailed(slot, replica.incarnation, str(error)))
+                now, incarnation = time.monotonic(), replica.incarnation
+                self.perform(self.core.poll_failed(slot, incarnation, str(error), now))
                 continue
             replica.add_response(response)
-            self.feed(PollAnswered(slot, replica.incarnation, response))
+            now = time.monotonic()
+            self.perform(self.core.poll_answered(slot, replica.incarnation, response, now))
         self.list_pods()
-        self.feed(Ticked())
+        self.perform(self.core.woken(time.monotonic()))
 
     def poll_until(self, condition: Callable[[], bool], within_s: float) -> None:
         """Poll all tasks repeatedly until the condition holds."""

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.core.state_machine import Coordinator, Event
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
     Effect,
-    EntriesRefused,
-    Event,
-    FenceRaised,
-    GarbageCollected,
-    ManifestRaceLost,
-    ManifestRead,
-    ManifestWritten,
-    PodsListed,
-    PollAnswered,
-    PollFailed,
+    Pod,
     PollNow,
     ReadNewestManifest,
     StepDown,
-    StoreFailed,
-    Ticked,
     WriteManifest,
     partition_of,
 )
@@ -90,12 +79,12 @@ class CoordinatorProcess:
             suspecting=lambda: any(task.suspected for task in self.core.membership),
         )
         for start in (
-            PodWatcher(api, self.feed).start,
+            PodWatcher(api, self._pods_listed).start,
             GenerationReader(api, self.feed).start,
             keeper.start,
         ):
             self.process.after(scheduler.between(0.05, 0.5), start)
-        self.process.every(_TICK_S, lambda: self.feed(Ticked()))
+        self.process.every(_TICK_S, lambda: self.feed(Coordinator.woken))
 
     @property
     def is_ready(self) -> bool:
@@ -113,18 +102,13 @@ class CoordinatorProcess:
             self._poll_again(slot, 0.0)
 
     def feed(self, event: Event) -> None:
-        if self.process.dead:
-            return
-        for effect in self.core.step(event, self._scheduler.now):
-            self._perform(effect)
-        if isinstance(event, PollAnswered):
-            partition = partition_of(event.slot)
-            epoch = self.core.containment.comparison.witnessed(partition)
-            self._checks.witnessed(partition, epoch)
-            if self._checks.wrong_result_checks is not None:
-                self._checks.wrong_result_checks.compared(self.core, event.slot)
-        if isinstance(event, PodsListed):
-            self._poll_only_members()
+        if not self.process.dead:
+            for effect in event(self.core, self._scheduler.now):
+                self._perform(effect)
+
+    def _pods_listed(self, pods: Sequence[Pod]) -> None:
+        self.feed(lambda core, now: core.pods_listed(pods, now))
+        self._poll_only_members()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -167,15 +151,24 @@ class CoordinatorProcess:
         def ended(result: PollResponse | int | Refused | TimedOut) -> None:
             self._calling.discard(slot)
             if isinstance(result, PollResponse) and result.task == poll.task:
-                self.feed(PollAnswered(slot, incarnation, result))
+                self.feed(lambda core, now: core.poll_answered(slot, incarnation, result, now))
+                self._check_comparison(slot)
             elif result == _NEWER_COORDINATOR:
-                self.feed(FenceRaised(slot.key))
+                self.feed(lambda core, now: core.fence_raised(slot.key, now))
             else:
-                self.feed(PollFailed(slot, incarnation, repr(result)))
+                message = repr(result)
+                self.feed(lambda core, now: core.poll_failed(slot, incarnation, message, now))
             if slot in self._polling:
                 self._poll_again(slot, _POLL_INTERVAL_S)
 
         self._network.call(self.process, address, poll, ended, _POLL_TIMEOUT_S)
+
+    def _check_comparison(self, slot: Slot) -> None:
+        partition = partition_of(slot)
+        epoch = self.core.containment.comparison.witnessed(partition)
+        self._checks.witnessed(partition, epoch)
+        if self._checks.wrong_result_checks is not None:
+            self._checks.wrong_result_checks.compared(self.core, slot)
 
     # -- the store -------------------------------------------------------------------------------
 
@@ -196,8 +189,10 @@ class CoordinatorProcess:
             call()
 
     def _manifest_read(self, result: Any) -> None:
-        failed = isinstance(result, (Down, Refused, TimedOut))
-        self.feed(StoreFailed("down") if failed else ManifestRead(result, store="store-1"))
+        if isinstance(result, (Down, Refused, TimedOut)):
+            self.feed(_store_failed)
+        else:
+            self.feed(lambda core, now: core.manifest_read(result, now, store="store-1"))
 
     def _write(self, effect: WriteManifest) -> None:
         assert not effect.migrations
@@ -211,17 +206,18 @@ class CoordinatorProcess:
 
         def written(result: Any) -> None:
             if isinstance(result, (Down, Refused, TimedOut)):
-                self.feed(StoreFailed("down"))
+                self.feed(_store_failed)
             elif result:
-                self.feed(ManifestWritten(effect.manifest))
+                self.feed(lambda core, now: core.manifest_written(effect.manifest, now))
             else:
-                self.feed(ManifestRaceLost(effect.manifest.seq))
+                self.feed(Coordinator.manifest_race_lost)
 
         def looked_up(result: Any) -> None:
             if isinstance(result, (Down, Refused, TimedOut)):
-                self.feed(StoreFailed("down"))
+                self.feed(_store_failed)
             elif result:
-                self.feed(EntriesRefused(result, f"{result[0]} is missing"))
+                message = f"{result[0]} is missing"
+                self.feed(lambda core, now: core.entries_refused(result, message, now))
             else:
                 self._call_store(commit, written)
 
@@ -233,7 +229,11 @@ class CoordinatorProcess:
             self._checks.check_retention()
 
         def ended(result: Any) -> None:
-            failed = isinstance(result, (Down, Refused, TimedOut))
-            self.feed(GarbageCollected("down" if failed else None))
+            problem = "down" if isinstance(result, (Down, Refused, TimedOut)) else None
+            self.feed(lambda core, now: core.garbage_collected(problem, {}, now))
 
         self._network.call(self.process, STORE, collect, ended, _STORE_TIMEOUT_S)
+
+
+def _store_failed(core: Coordinator, now: float) -> list[Effect]:
+    return core.store_failed("down", now)

@@ -7,21 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.model import (
-    Event,
-    FenceRaised,
-    Generation,
-    GenerationSeen,
-    Pod,
-    PodsListed,
-    ProblemChanged,
-    Report,
-)
+from rekindle.coordinator.core.state_machine import Event
+from rekindle.coordinator.model import Generation, Pod, Report
 from rekindle.coordinator.shell.objects import (
     data_plane_document,
     generations_from,
@@ -133,7 +125,8 @@ class LeaseKeeper:
 
     def _renew(self, held: Json) -> None:
         if holder(held) > self._api.incarnation:
-            self._feed(FenceRaised(f"the Lease is held by coordinator {holder(held)}"))
+            by = f"the Lease is held by coordinator {holder(held)}"
+            self._feed(lambda core, now: core.fence_raised(by, now))
             return
         desired = self._desired_lease()
         kept = held["metadata"].get("annotations") or {}
@@ -197,7 +190,7 @@ class StatusWriter:
                 self._failures = 0
                 self._writes += 1
                 self._written = desired
-                self._feed(ProblemChanged("status", None))
+                self._feed(lambda core, now: core.problem_changed("status", None, now))
                 if self._desired is desired:
                     self._writing = False
                 else:
@@ -206,7 +199,8 @@ class StatusWriter:
         self._api.call("PATCH", f"{_TOPOLOGY}/status", patch, applied)
 
     def _refused(self, response: ApiResponse) -> None:
-        self._feed(ProblemChanged("status", f"status.dataPlane was refused: {response.reason}"))
+        message = f"status.dataPlane was refused: {response.reason}"
+        self._feed(lambda core, now: core.problem_changed("status", message, now))
         self._retry()
 
     def _retry(self) -> None:
@@ -227,7 +221,8 @@ class StatusWriter:
             self._store_id = data_plane.get("store") or self._store_id
             fence = data_plane.get("fence") or 0
             if fence > self._api.incarnation:
-                self._feed(FenceRaised(f"status.dataPlane.fence is {fence}"))
+                by = f"status.dataPlane.fence is {fence}"
+                self._feed(lambda core, now: core.fence_raised(by, now))
             else:
                 action()
 
@@ -235,9 +230,9 @@ class StatusWriter:
 
 
 class PodWatcher:
-    def __init__(self, api: ApiAccess, feed: Callable[[Event], None]) -> None:
+    def __init__(self, api: ApiAccess, pods_listed: Callable[[Sequence[Pod]], None]) -> None:
         self._api = api
-        self._feed = feed
+        self._pods_listed = pods_listed
         self._pods: dict[str, Pod] = {}
 
     def start(self) -> None:
@@ -251,7 +246,7 @@ class PodWatcher:
             return
         for raw in response.body["items"]:
             self._keep(raw)
-        self._feed(PodsListed(tuple(self._pods.values())))
+        self._pods_listed(tuple(self._pods.values()))
         version = int(response.body["metadata"]["resourceVersion"])
         api.server.watch(api.process, PODS, version, self._changed, selector=_POD_SELECTOR)
 
@@ -262,7 +257,7 @@ class PodWatcher:
         else:
             self._keep(event.raw)
         if self._pods != before:
-            self._feed(PodsListed(tuple(self._pods.values())))
+            self._pods_listed(tuple(self._pods.values()))
 
     def _keep(self, raw: Json) -> None:
         pod = pod_from(raw, self._api.uid)
@@ -293,7 +288,8 @@ class GenerationReader:
         self._versions = versions
         found = generations_from(items, self._api.uid)
         if found:
-            self._feed(GenerationSeen(generation_of(found)))
+            generation = generation_of(found)
+            self._feed(lambda core, now: core.generation_seen(generation, now))
 
 
 def generation_of(found: dict[int, tuple[str, Json]]) -> Generation:

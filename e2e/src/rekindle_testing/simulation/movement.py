@@ -16,7 +16,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle.exchange.state_mover import donor as donors
 from rekindle.exchange.state_mover import newcomer as newcomers
 from rekindle.exchange.state_mover.chunks import Slice
-from rekindle.exchange.state_mover.donor import DonorEffect, DonorLimits
+from rekindle.exchange.state_mover.donor import DonorCoreEvent, DonorEffect, DonorLimits
 from rekindle.exchange.state_mover.messages import (
     Chunk,
     ChunkRequest,
@@ -26,8 +26,9 @@ from rekindle.exchange.state_mover.messages import (
     Refusal,
     Session,
 )
-from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
-from rekindle.task.core.messages import DonorEventReceived, NewcomerEventReceived, TaskCoreEvent
+from rekindle.exchange.state_mover.newcomer import NewcomerCoreEvent, NewcomerEffect, NewcomerLimits
+from rekindle.task.core.messages import TaskCoreEvent
+from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import Network, Refused, Reply, TimedOut
@@ -77,14 +78,15 @@ class MovedState:
 
 
 class SimulatedMover:
-    """State movements of one process of a task. `step` feeds its core; `newest`: the state after
-    its newest epoch."""
+    """State movements of one process of a task. `step` performs the effects of what happened to its
+    `core`; `newest`: the state after its newest epoch."""
 
     def __init__(
         self,
         process: Process,
         scheduler: Scheduler,
         network: Network,
+        core: TaskCore,
         step: Callable[[TaskCoreEvent], None],
         newest: Callable[[], TaskState],
         disk: Disk,
@@ -94,6 +96,7 @@ class SimulatedMover:
         self._process = process
         self._scheduler = scheduler
         self._network = network
+        self._core = core
         self._step = step
         self._newest = newest
         self._disk = disk
@@ -126,6 +129,12 @@ class SimulatedMover:
             case donors.Reply(message):
                 self._reply(message)
 
+    def _tell_newcomer(self, event: NewcomerCoreEvent) -> None:
+        self._step(partial(self._core.newcomer_event_received, event))
+
+    def _tell_donor(self, event: DonorCoreEvent) -> None:
+        self._step(partial(self._core.donor_event_received, event))
+
     def _later(self, action: Callable[[], None]) -> None:
         self._process.after(self._scheduler.between(*_DISK_S), action)
 
@@ -134,7 +143,7 @@ class SimulatedMover:
     def _ask(self, message: MessageToDonor) -> None:
         def ended(result: Any) -> None:
             if not isinstance(result, (Refused, TimedOut)):
-                self._step(NewcomerEventReceived(newcomers.MessageReceived(result)))
+                self._tell_newcomer(newcomers.MessageReceived(result))
 
         host = self.donor_address.rpartition(":")[0]
         self._network.call(self._process, host, message, ended, _TIMEOUT_S)
@@ -148,7 +157,7 @@ class SimulatedMover:
             return
         assert len(chunks) == number, "chunks are stored in order"
         chunks.append(data)
-        self._step(NewcomerEventReceived(newcomers.ChunkStored(session, number)))
+        self._tell_newcomer(newcomers.ChunkStored(session, number))
 
     def _install(self, session: Session) -> None:
         chunks = self._stored.get(session)
@@ -163,17 +172,17 @@ class SimulatedMover:
             return
         self.installed = moved
         digest = self.installed.digest
-        self._step(NewcomerEventReceived(newcomers.StateInstalled(session, digest)))
+        self._tell_newcomer(newcomers.StateInstalled(session, digest))
 
     def _not_stored(self, session: Session, why: str) -> None:
-        self._step(NewcomerEventReceived(newcomers.StoringFailed(session, why)))
+        self._tell_newcomer(newcomers.StoringFailed(session, why))
 
     # -- the donor ---------------------------------------------------------------------------------
 
     def serve(self, message: MessageToDonor, reply: Reply) -> None:
         number = message.number if isinstance(message, ChunkRequest) else None
         self._replies.setdefault((message.session, number), []).append(reply)
-        self._step(DonorEventReceived(donors.MessageReceived(message)))
+        self._tell_donor(donors.MessageReceived(message))
 
     def _reply(self, message: Preparing | Offer | Chunk | Refusal) -> None:
         match message:
@@ -189,7 +198,7 @@ class SimulatedMover:
 
     def _pin(self, session: Session) -> None:
         if self._disk.access_fails():
-            self._step(DonorEventReceived(donors.PinFailed(session, "the disk failed")))
+            self._tell_donor(donors.PinFailed(session, "the disk failed"))
             return
         state, disk = self._newest(), self._disk
         log = {e: value for e, value in disk.values.items() if e <= state.epoch}
@@ -198,7 +207,7 @@ class SimulatedMover:
         self._pinned[session] = lines
         sizes = [len(line) for line in lines]
         pinned = donors.SnapshotPinned(session, state.epoch, moved.base, sizes, moved.digest)
-        self._step(DonorEventReceived(pinned))
+        self._tell_donor(pinned)
 
     def _read(self, session: Session, number: int, slices: Sequence[Slice]) -> None:
         lines = self._pinned.get(session)
@@ -206,7 +215,7 @@ class SimulatedMover:
             return
         if self._disk.access_fails():
             unreadable = donors.ChunkUnreadable(session, number, "the disk failed")
-            self._step(DonorEventReceived(unreadable))
+            self._tell_donor(unreadable)
             return
         data = b"".join(lines[s.piece][s.offset : s.offset + s.nbytes] for s in slices)
-        self._step(DonorEventReceived(donors.ChunkRead(session, number, data)))
+        self._tell_donor(donors.ChunkRead(session, number, data))

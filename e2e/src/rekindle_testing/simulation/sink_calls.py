@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rekindle.protocol import SinkAssignment
-from rekindle.task.core.messages import CallSink, SinkReported
+from rekindle.task.core.messages import CallSink
 from rekindle.task.core.sink import CheckConflicts, OpenSink, SinkCore, SinkEffect, WriteEpochs
 from rekindle_testing.simulation.network import SINKS
 from rekindle_testing.simulation.surroundings import Surroundings
@@ -39,7 +39,7 @@ class SinkCalls:
     def _report(
         self, assigned: SinkAssignment, happened: Callable[[SinkCore, float], list[SinkEffect]]
     ) -> None:
-        self._task.step(SinkReported(assigned, happened))
+        self._task.step(partial(self._task.core.sink_reported, assigned, happened))
 
     def _failed(self, assigned: SinkAssignment) -> None:
         self._report(assigned, lambda sink, now: sink.call_failed("down", now))

@@ -37,46 +37,35 @@ from rekindle.protocol import (
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.attempts import BLOCK
 from rekindle.task.config import consistency_settings
-from rekindle.task.core.events import Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
     LoopCore,
+    LoopEffect,
     ProcessEpochs,
     RestartEngine,
     TakeEpochs,
 )
 from rekindle.task.core.messages import (
-    CallFailedPermanently,
     CallSink,
-    DonorEventReceived,
-    HeadAdvanced,
-    LogTruncated,
-    LoopReported,
-    PollReceived,
     RefusePoll,
     Respond,
-    SaverReported,
     TaskCoreEvent,
     TaskEffect,
-    TaskRestored,
     TaskSettings,
 )
-from rekindle.task.core.saver import SaveState, SkipCheckpoint
+from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
     OpenInputs,
     RestoreState,
-    StartStepFailed,
-    StartStepSucceeded,
 )
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
     EndProcess,
     RouteInputs,
-    StopRequested,
     TruncateLog,
 )
 from rekindle.task.core.task import TaskCore
@@ -171,6 +160,7 @@ class TaskProcess:
             self.process,
             scheduler,
             surroundings.network,
+            self.core,
             self.step,
             self._newest_state,
             self._disk,
@@ -209,7 +199,7 @@ class TaskProcess:
 
     def stop(self) -> None:
         """SIGTERM."""
-        self.process.do(lambda: self.step(StopRequested()))
+        self.process.do(partial(self.step, self.core.stop_requested))
 
     # -- serving ---------------------------------------------------------------------------------
 
@@ -231,7 +221,7 @@ class TaskProcess:
         if poll.movement is not None:
             self._mover.donor_address = poll.movement.donor_address
         self._reply = reply
-        self.step(PollReceived(poll))
+        self.step(partial(self.core.poll_received, poll))
         self._reply = None
 
     def _head(self) -> int:
@@ -242,12 +232,12 @@ class TaskProcess:
     def _tick(self) -> None:
         if self._inputs is not None and self._head() != self._known_head:
             self._known_head = self._head()
-            self.step(HeadAdvanced(self._known_head))
+            self.step(partial(self.core.head_advanced, self._known_head))
         self._end_comparison()
         self.tentative.tick()
         wake_at = self.core.wake_at
         if wake_at is not None and wake_at <= self._scheduler.now:
-            self.step(Woken())
+            self.step(self.core.woken)
 
     def _end_comparison(self) -> None:
         parts = self.core.parts
@@ -264,10 +254,13 @@ class TaskProcess:
             return
         self._stepping = True
         while self._events and not self.process.dead:
-            for effect in self.core.step(self._events.popleft(), self._scheduler.now):
+            for effect in self._events.popleft()(self._scheduler.now):
                 self._perform(effect)
             self.tentative.stepped()
         self._stepping = False
+
+    def _of_loop(self, happened: Callable[[LoopCore, float], list[LoopEffect]]) -> TaskCoreEvent:
+        return partial(self.core.loop_reported, happened)
 
     def _later(self, delay: tuple[float, float], event: TaskCoreEvent) -> None:
         self.process.after(self._scheduler.between(*delay), lambda: self.step(event))
@@ -287,7 +280,7 @@ class TaskProcess:
                 self._open_inputs()
             case AwaitEngine():
                 left_s = max(0.0, self._engine_ready_at - self._scheduler.now)
-                self.process.after(left_s, lambda: self.step(StartStepSucceeded()))
+                self.process.after(left_s, partial(self.step, self.core.start_step_succeeded))
             case CompleteStart():
                 self._complete_start()
             case TakeEpochs():
@@ -300,7 +293,7 @@ class TaskProcess:
             case AppendEpochs(outputs):
                 self._append(deque(outputs))
             case RestartEngine():
-                self._later(_ENGINE_RESTART_S, LoopReported(LoopCore.engine_restarted))
+                self._later(_ENGINE_RESTART_S, self._of_loop(LoopCore.engine_restarted))
             case SaveState(state):
                 self._save(state)
             case CallSink():
@@ -309,7 +302,7 @@ class TaskProcess:
                 self._disk.truncate(floor)
                 self.tentative.truncate(floor)
                 self._around.checks.check_retention()
-                self.step(LogTruncated(self._disk.base))
+                self.step(partial(self.core.log_truncated, self._disk.base))
             case RouteInputs(upstreams):
                 self._upstreams = upstreams
                 if self._inputs is not None:
@@ -330,7 +323,7 @@ class TaskProcess:
                 raise TypeError(f"simulated tasks do not know {effect}")
 
     def _end(self) -> None:
-        self.step(DonorEventReceived(DonorStopping()))
+        self.step(partial(self.core.donor_event_received, DonorStopping()))
         self.pod.restart()
 
     def _newest_state(self) -> TaskState:
@@ -347,7 +340,7 @@ class TaskProcess:
     def _restore(self, point: RestorePoint) -> None:
         if point.object is None:
             self._restored = TaskState(point.epoch, 0, FoldedState())
-            self.step(StartStepSucceeded())
+            self.step(self.core.start_step_succeeded)
             return
         name = point.object
         if self._fails_for_good():
@@ -355,12 +348,14 @@ class TaskProcess:
 
         def ended(result: TaskState | Exception | None) -> None:
             if isinstance(result, Exception):
-                self.step(StartStepFailed(TaskProblem(message="the store does not respond")))
+                problem = TaskProblem(message="the store does not respond")
+                self.step(partial(self.core.start_step_failed, problem))
             elif result is None:
-                self.step(CallFailedPermanently(ObjectMissing(f"{name} does not exist")))
+                error = ObjectMissing(f"{name} does not exist")
+                self.step(partial(self.core.call_failed, error))
             else:
                 self._restored = result
-                self.step(StartStepSucceeded())
+                self.step(self.core.start_step_succeeded)
 
         self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_TIMEOUT_S)
 
@@ -393,7 +388,7 @@ class TaskProcess:
                 lambda: self._scheduler.now + pod.skew_s,
                 around.epoch_us,
             )
-        self.step(StartStepSucceeded())
+        self.step(self.core.start_step_succeeded)
 
     def _complete_start(self) -> None:
         assert self._restored is not None
@@ -406,10 +401,11 @@ class TaskProcess:
             try:
                 self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
             except DifferentResults as error:
-                self.step(CallFailedPermanently(error))
+                self.step(partial(self.core.call_failed, error))
                 return
         self._log_server.output = self.tentative.begin_output(self._log_server.changed)
-        restored = TaskRestored(
+        restored = partial(
+            self.core.restored,
             self._restored,
             disk.base,
             disk.last,
@@ -429,7 +425,7 @@ class TaskProcess:
             if waits:
                 waits.clear()
                 epochs = inputs.take(effect.bounds)
-                self.step(LoopReported(lambda loop, now: loop.epochs_taken(epochs, now)))
+                self.step(self._of_loop(lambda loop, now: loop.epochs_taken(epochs, now)))
 
         inputs.when_ready(take)
         self.process.after(_TAKE_TIMEOUT_S, take)
@@ -443,7 +439,7 @@ class TaskProcess:
         if self._engine_crashes:
             self._engine_crashes = False
             error = EngineUnavailable("the engine died", -9)
-            self._later(_CALL_S, LoopReported(lambda loop, now: loop.engine_failed(error, now)))
+            self._later(_CALL_S, self._of_loop(lambda loop, now: loop.engine_failed(error, now)))
             return
         least_s, most_s = _CALL_S
         slowness = _SLOWNESS if self.pod.slow else 1.0
@@ -454,13 +450,12 @@ class TaskProcess:
             outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(fold)))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
-            failed = LoopReported(lambda loop, now: loop.tentative_failed("it failed", now))
+            failed = self._of_loop(lambda loop, now: loop.tentative_failed("it failed", now))
             self._later(slow_s, failed)
         else:
             state = FoldedState(fold=fold)
-            self._later(
-                slow_s, LoopReported(lambda loop, now: loop.epochs_processed(outputs, state, now))
-            )
+            ended = self._of_loop(lambda loop, now: loop.epochs_processed(outputs, state, now))
+            self._later(slow_s, ended)
 
     def _result(self, before: str, epoch: EpochInput, is_stable: bool) -> str:
         """The state after an epoch, which may be wrong."""
@@ -483,7 +478,8 @@ class TaskProcess:
         fails, self.pod.call_fails = self.pod.call_fails, False
         if fails:
             self.is_failing = True
-            self._later(_FAILED_CALL_S, CallFailedPermanently(RuntimeError("an operator failed")))
+            error = RuntimeError("an operator failed")
+            self._later(_FAILED_CALL_S, partial(self.core.call_failed, error))
         return fails
 
     def _append(self, outputs: deque[EpochOutput]) -> None:
@@ -493,14 +489,14 @@ class TaskProcess:
             try:
                 message = self._disk.check(output.epoch, value, self._is_alone)
             except DifferentResults as error:
-                self.step(CallFailedPermanently(error))
+                self.step(partial(self.core.call_failed, error))
                 return
             if message is not None:
                 self.core.status.contradicted(output.epoch, message)
             before = self._disk.append(output.epoch, value)
             self._around.checks.appended(self.pod, output.epoch, value, before)
             self.tentative.stable_appended(output.epoch)
-            self.step(LoopReported(lambda loop, now: loop.epochs_appended([value], now)))
+            self.step(self._of_loop(lambda loop, now: loop.epochs_appended([value], now)))
             self._log_server.changed()
             if outputs:
                 self.process.after(self._scheduler.between(*_APPEND_S), append_next)
@@ -520,10 +516,12 @@ class TaskProcess:
 
     def _save(self, state: TaskState) -> None:
         def ended(result: Any) -> None:
-            if isinstance(result, (Down, Refused, TimedOut)):
-                self.step(SaverReported(lambda saver, now: saver.save_failed("no answer", now)))
-            else:
-                self.step(SaverReported(lambda saver, now: saver.entry_saved(result, now)))
+            def happened(saver: SaverCore, now: float) -> list[SaverEffect]:
+                if isinstance(result, (Down, Refused, TimedOut)):
+                    return saver.save_failed("no answer", now)
+                return saver.entry_saved(result, now)
+
+            self.step(partial(self.core.saver_reported, happened))
 
         request = partial(self._around.store.save, self.partition, state)
         self._outside(STORE, request, ended, _STORE_TIMEOUT_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rekindle.consistency.messages import (
@@ -18,7 +19,6 @@ from rekindle.protocol import TaskPhase
 from rekindle.streams.epochs import BatchKind, EpochBatch
 from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
 from rekindle.task.core.loop import LoopCore, ProcessEpochs
-from rekindle.task.core.messages import HeadsChecked, InputReported, LoopReported
 from rekindle_testing.simulation.branched import BranchedInputs
 from rekindle_testing.simulation.output import SimulatedOutput
 from rekindle_testing.simulation.surroundings import Surroundings
@@ -78,13 +78,13 @@ class TentativeResults:
     def _feed(self, event: InputEvent, batch: EpochBatch | None) -> None:
         if self.checks is not None and batch is not None:
             self.checks.arrived(batch)
-        self._task.step(InputReported(event))
+        self._task.step(partial(self._task.core.input_reported, event))
 
     def tick(self) -> None:
         if self._inputs is None or self.checks is None:
             return
         if self._task.core.status.phase is not TaskPhase.LIVE:
-            self._task.step(HeadsChecked(self._inputs.heads))
+            self._task.step(partial(self._task.core.heads_checked, self._inputs.heads))
         self.checks.tick(self._inputs.better_replicas(), self._inputs.announced)
 
     def stepped(self) -> None:
@@ -112,7 +112,7 @@ class TentativeResults:
         (value,) = values_in(output.rows)
         was_kept = self._output.append(attempt, output.epoch, value)
         self.checks.tentative_appended(attempt, output.epoch, value, was_kept=was_kept)
-        self._task.step(LoopReported(LoopCore.tentative_appended))
+        self._task.step(partial(self._task.core.loop_reported, LoopCore.tentative_appended))
 
     def stable_appended(self, epoch: int) -> None:
         if self.checks is not None:

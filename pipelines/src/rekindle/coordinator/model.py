@@ -1,16 +1,13 @@
-"""Types that the coordinator's packages share: partitions, pods, events, effects, the report. Pure.
-
-Events are what happened (past tense), effects what the shell has to do (imperative).
-"""
+"""Types that the coordinator's packages share: partitions, pods, effects, the report. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.identity import STREAM_PROTOCOL
-from rekindle.protocol import CheckpointProblemKind, PollResponse
+from rekindle.protocol import CheckpointProblemKind
 from rekindle.topology.model import Slot, Topology
 
 
@@ -70,124 +67,6 @@ class Generation:
     @property
     def checkpoint_interval_s(self) -> float:
         return self.checkpoint_interval_epochs * self.interval_s
-
-
-# --- events ---------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationSeen:
-    """The newest generation's ConfigMap was read."""
-
-    generation: Generation
-
-
-@dataclass(frozen=True, slots=True)
-class PodsListed:
-    """All pods of the topology's tasks, after every change."""
-
-    pods: tuple[Pod, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PollAnswered:
-    slot: Slot
-    incarnation: int
-    response: PollResponse
-
-
-@dataclass(frozen=True, slots=True)
-class PollFailed:
-    """No response: timed out, or another incarnation is at that address (HTTP 410). `refused`: the
-    token, the topology or the protocol version does not match; polling again does not help."""
-
-    slot: Slot
-    incarnation: int
-    message: str
-    refused: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FenceRaised:
-    """A task, the store or the API server has seen a newer coordinator (I9). `by`: which of
-    them, for the log."""
-
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestRead:
-    """The store's newest manifest; None if there is none. `store`: the store's id."""
-
-    manifest: Manifest | None
-    store: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestWritten:
-    manifest: Manifest
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestRaceLost:
-    """Another manifest has this number already."""
-
-    seq: int
-
-
-@dataclass(frozen=True, slots=True)
-class EntriesRefused:
-    """Nothing was written: states of these entries are missing in the store. `entries`: names of
-    their objects."""
-
-    entries: tuple[str, ...]
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFailed:
-    """Reading or writing failed; it is not known whether something was written."""
-
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class GarbageCollected:
-    """`unrestorable`: entries that were found to be damaged, or to lack objects, which something
-    else has deleted, each with the reason."""
-
-    problem: str | None = None
-    unrestorable: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class ProblemChanged:
-    """A problem of the shell, by subject; None if it is solved."""
-
-    subject: str
-    message: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ticked:
-    """Time passed."""
-
-
-Event = (
-    GenerationSeen
-    | PodsListed
-    | PollAnswered
-    | PollFailed
-    | FenceRaised
-    | ManifestRead
-    | ManifestWritten
-    | ManifestRaceLost
-    | EntriesRefused
-    | StoreFailed
-    | GarbageCollected
-    | ProblemChanged
-    | Ticked
-)
 
 
 # --- the report: `status.dataPlane`, serialised by `shell.objects` ----------
@@ -288,15 +167,15 @@ class StateMigration:
 
 @dataclass(frozen=True, slots=True)
 class ReadNewestManifest:
-    """The shell feeds ManifestRead or StoreFailed."""
+    """Then `manifest_read`, or `store_failed`."""
 
 
 @dataclass(frozen=True, slots=True)
 class WriteManifest:
     """Put the migrated entries, then the manifest with their names in it, if its number is free.
     `new_entries` are the entry objects that are in no manifest yet: check first that their state
-    objects exist. The shell feeds ManifestWritten, ManifestRaceLost, EntriesRefused or
-    StoreFailed."""
+    objects exist. Then `manifest_written`, `manifest_race_lost`, `entries_refused` or
+    `store_failed`."""
 
     manifest: Manifest
     new_entries: tuple[str, ...] = ()
@@ -307,8 +186,8 @@ class WriteManifest:
 class CollectGarbage:
     """Delete what is needed neither by the newest `retain` manifests nor by an entry `in_use`,
     which a task still reads. `full_scan`: list the whole store, to find missing objects;
-    `reported_lost`: check these state objects, which tasks found damaged or missing. The shell
-    feeds GarbageCollected."""
+    `reported_lost`: check these state objects, which tasks found damaged or missing. Then
+    `garbage_collected`."""
 
     retain: int
     full_scan: bool = False

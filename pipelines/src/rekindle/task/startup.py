@@ -31,18 +31,14 @@ from rekindle.task.attempts import AttemptFile
 from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
-from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.events import SetProblem
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
     OpenInputs,
     RestoreState,
     StartCore,
-    StartEvent,
-    StartRequested,
-    StartStepFailed,
-    StartStepSucceeded,
-    StateArrived,
+    StartEffect,
 )
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_log_if_marked
@@ -109,13 +105,13 @@ class Startup:
         """Raises the error that prevents the start, as does `advance`."""
         self._begun = True
         self._begun_windows = point.begun
-        self._step(StartRequested(point))
+        self._apply(self._core.start_requested(point, time.monotonic()))
 
     def begin_moved(self, installed: Installed) -> None:
         """Begin with a partner's state. Raises as `begin`."""
         self._begun = True
         self._state, self._installed = installed.moved.state, installed
-        self._step(StateArrived())
+        self._apply(self._core.state_arrived(time.monotonic()))
 
     def install(self, stored: Path) -> Installed:
         """Install state and log from the pieces in a file; called by another thread. Raises
@@ -155,27 +151,34 @@ class Startup:
         """Retry a step that is due. Returns the result, once all steps have succeeded."""
         if self._waits_for_engine and self._engine.chain.done():
             self._waits_for_engine = False
-            self._step(StartStepSucceeded())
+            self._call_ended(None)
         else:
-            self._step(Woken())
+            self._apply(self._core.woken(time.monotonic()))
         prepared, self._prepared = self._prepared, None
         return prepared
 
-    def _step(self, event: StartEvent) -> None:
-        for effect in self._core.step(event, time.monotonic()):
+    def _call_ended(self, problem: TaskProblem | None) -> None:
+        if problem is None:
+            self._apply(self._core.step_succeeded(time.monotonic()))
+        else:
+            self._apply(self._core.step_failed(problem, time.monotonic()))
+
+    def _apply(self, effects: Sequence[StartEffect]) -> None:
+        for effect in effects:
             match effect:
                 case SetProblem(subject, problem):
                     self._status.set_problem(subject, problem)
                 case RestoreState(point):
-                    self._step(self._restore(point))
+                    self._call_ended(self._restore(point))
                 case OpenInputs():
-                    self._step(self._open_inputs())
+                    self._call_ended(self._open_inputs())
                 case AwaitEngine():
                     self._waits_for_engine = True
                 case CompleteStart():
                     self._prepared = self._complete()
 
-    def _restore(self, point: RestorePoint) -> StartEvent:
+    def _restore(self, point: RestorePoint) -> TaskProblem | None:
+        """Returns what is missing."""
         try:
             with self._calls.during(f"reading the checkpoint of epoch {point.epoch}"):
                 self._state, self.fetch = self._store.restore(point)
@@ -183,28 +186,27 @@ class Startup:
         except ObjectMissing:
             raise  # it was garbage-collected: a restarted task gets a newer restore point
         except (StoreError, DiskFull) as error:
-            return StartStepFailed(TaskProblem(message=str(error)))
-        return StartStepSucceeded()
+            return TaskProblem(message=str(error))
+        return None
 
     def _restored(self) -> TaskState:
         assert self._state is not None, "the state is restored first"
         return self._state
 
-    def _open_inputs(self) -> StartEvent:
+    def _open_inputs(self) -> TaskProblem | None:
+        """Returns what is missing."""
         node = self._config.topology.nodes[self._config.segment.nodes[0]]
         if not isinstance(node.spec, SourceSpec):
             self._inputs = self._subscribe(self._restored())
             self._inputs.route(self._upstreams)
-            return StartStepSucceeded()
+            return None
         try:
             with self._calls.during(f"opening source {node.name}"):
                 self._inputs = self._open_source(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
             wrong = node.name if isinstance(error, SchemaMismatch) else None
-            return StartStepFailed(
-                TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
-            )
-        return StartStepSucceeded()
+            return TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
+        return None
 
     def _complete(self) -> Prepared:
         restored, chain = self._restored(), self._engine.chain.result()

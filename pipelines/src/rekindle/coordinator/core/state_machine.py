@@ -1,4 +1,5 @@
-"""The coordinator as one pure state machine: `step(event, now) -> effects`, `poll_for(slot)`.
+"""The coordinator as one pure state machine: what happened is a method, which returns effects;
+`poll_for(slot)`.
 
 Combines membership, routes, restore points, floors, checkpoint commit, digest comparison and
 report. Nothing is stored: a new coordinator rebuilds its state from pods, poll responses and the
@@ -10,9 +11,10 @@ Design: docs/design/coordinator.md.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import assert_never
 
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
@@ -32,24 +34,11 @@ from rekindle.coordinator.model import (
     CheckpointProblem,
     CollectGarbage,
     Effect,
-    EntriesRefused,
-    Event,
-    FenceRaised,
-    GarbageCollected,
     Generation,
-    GenerationSeen,
-    ManifestRaceLost,
-    ManifestRead,
-    ManifestWritten,
     Partition,
-    PodsListed,
-    PollAnswered,
-    PollFailed,
+    Pod,
     PollNow,
-    ProblemChanged,
     StepDown,
-    StoreFailed,
-    Ticked,
     WriteManifest,
     partition_of,
 )
@@ -159,66 +148,107 @@ class Coordinator:
 
     # --- events ---
 
-    def step(self, event: Event, now: float) -> list[Effect]:
-        if self._fenced:
-            return []
-        effects = self._handle(event, now)
-        self._fenced = any(isinstance(effect, StepDown) for effect in effects)
-        if self._fenced:
-            return effects
-        # Not after each poll, of which there may be thousands between two ticks.
-        if self._generation is not None and not isinstance(event, PollAnswered | PollFailed):
-            inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
-            effects += self.committer.step(inputs, now)
-        effects = [self._completed(effect, now) for effect in effects]
-        # Also reports what prevents discovery, such as a generation that cannot be read.
-        if (self._discovery_ended or self._problems) and self._pacer.due(now):
-            effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
-        return effects
+    def generation_seen(self, generation: Generation, now: float) -> list[Effect]:
+        """The newest generation's ConfigMap was read."""
+        if self._generation is None or generation.number > self._generation.number:
+            self._generation = generation
+            self.containment.configured(generation, before=self._graph)
+            self._graph = build_graph(generation.topology)
+            self._segments = {s.id: s for s in generation.topology.segments}
+            self._unanswered = {}
+            self._heads.keep(self._graph.inputs)
+            self._obsolete_since = now
+            self._pacer.mark_urgent()
+            self._begin_polling(now)
+            self._update_derived()
+        return self._decide([], now)
 
-    def _handle(self, event: Event, now: float) -> list[Effect]:
-        match event:
-            case Ticked():
-                return self._ticked(now)
-            case PollAnswered():
-                return self._poll_answered(event, now)
-            case PollFailed():
-                if self.membership.poll_failed(event):
-                    self._pacer.mark_urgent()
-                return []
-            case PodsListed():
-                return self._pods_listed(event, now)
-            case GenerationSeen(generation=generation):
-                return self._generation_seen(generation, now)
-            case ManifestRead(manifest=manifest, store=store):
-                self._pacer.mark_urgent()
-                return self.committer.manifest_read(manifest, now, store)
-            case ManifestWritten(manifest=manifest):
-                self._pacer.mark_urgent()
-                effects = self.committer.manifest_written(manifest, self._retain(), now)
-                self.committer.keep_refusals_of(self.membership.reported_entries())
-                definitions = {start.definition for start in manifest.queries.values()}
-                self._written = {k: w for k, w in self._written.items() if k[1] in definitions}
-                self._update_derived()
-                # At once, since the next manifest may be in flight before any task responds again.
-                return effects + [e for t in self.membership for e in self._assign_restore(t)]
-            case ManifestRaceLost():
-                return self.committer.race_lost()
-            case EntriesRefused(entries=entries, message=message):
-                return self.committer.entries_refused(entries, message, now)
-            case StoreFailed(message=message):
-                return self.committer.store_failed(message, now)
-            case GarbageCollected(problem=problem, unrestorable=unrestorable):
-                if self.committer.garbage_collected(problem, unrestorable):
-                    self._pacer.mark_urgent()
-                return []
-            case FenceRaised(by=by):
-                return [StepDown(f"a newer coordinator has taken over: {by}")]
-            case ProblemChanged(subject=subject, message=message):
-                return self._problem_changed(subject, message)
-        assert_never(event)
+    def pods_listed(self, pods: Sequence[Pod], now: float) -> list[Effect]:
+        """All pods of the topology's tasks, after every change."""
+        before = {(t.slot, t.pod.incarnation) for t in self.membership}
+        self.membership.pods_listed(pods, now)
+        after = {(t.slot, t.pod.incarnation) for t in self.membership}
+        for slot, _ in before - after:
+            self.containment.forget(slot)
+        if before != after:
+            self._pacer.mark_urgent()
+        self._pods_are_known = True
+        self._begin_polling(now)
+        self._update_derived()
+        return self._decide([], now)
 
-    def _ticked(self, now: float) -> list[Effect]:
+    def poll_answered(
+        self, slot: Slot, incarnation: int, response: PollResponse, now: float
+    ) -> list[Effect]:
+        effects = self._answered(slot, incarnation, response, now)
+        return self._decide(effects, now, polled=True)
+
+    def poll_failed(
+        self, slot: Slot, incarnation: int, message: str, now: float, *, refused: bool = False
+    ) -> list[Effect]:
+        """No response: timed out, or another incarnation is at that address (HTTP 410). `refused`:
+        the token, the topology or the protocol version does not match; polling again does not
+        help."""
+        if refused and self.membership.poll_refused(slot, incarnation, message):
+            self._pacer.mark_urgent()
+        return self._decide([], now, polled=True)
+
+    def fence_raised(self, by: str, now: float) -> list[Effect]:
+        """A task, the store or the API server has seen a newer coordinator (I9). `by`: which of
+        them, for the log."""
+        return self._decide([StepDown(f"a newer coordinator has taken over: {by}")], now)
+
+    def manifest_read(
+        self, manifest: Manifest | None, now: float, store: str | None = None
+    ) -> list[Effect]:
+        """The store's newest manifest; None if there is none. `store`: the store's id."""
+        self._pacer.mark_urgent()
+        return self._decide(self.committer.manifest_read(manifest, now, store), now)
+
+    def manifest_written(self, manifest: Manifest, now: float) -> list[Effect]:
+        self._pacer.mark_urgent()
+        effects = self.committer.manifest_written(manifest, self._retain(), now)
+        self.committer.keep_refusals_of(self.membership.reported_entries())
+        definitions = {start.definition for start in manifest.queries.values()}
+        self._written = {k: w for k, w in self._written.items() if k[1] in definitions}
+        self._update_derived()
+        # At once, since the next manifest may be in flight before any task responds again.
+        effects += [e for t in self.membership for e in self._assign_restore(t)]
+        return self._decide(effects, now)
+
+    def manifest_race_lost(self, now: float) -> list[Effect]:
+        """Another manifest has this number already."""
+        return self._decide(self.committer.race_lost(), now)
+
+    def entries_refused(self, entries: Sequence[str], message: str, now: float) -> list[Effect]:
+        """Nothing was written: states of these entries are missing in the store. `entries`: names
+        of their objects."""
+        return self._decide(self.committer.entries_refused(entries, message, now), now)
+
+    def store_failed(self, message: str, now: float) -> list[Effect]:
+        """Reading or writing failed; it is not known whether something was written."""
+        return self._decide(self.committer.store_failed(message, now), now)
+
+    def garbage_collected(
+        self, problem: str | None, unrestorable: Mapping[str, str], now: float
+    ) -> list[Effect]:
+        """`unrestorable`: entries that were found to be damaged, or to lack objects, which
+        something else has deleted, each with the reason."""
+        if self.committer.garbage_collected(problem, unrestorable):
+            self._pacer.mark_urgent()
+        return self._decide([], now)
+
+    def problem_changed(self, subject: str, message: str | None, now: float) -> list[Effect]:
+        """A problem of the shell, by subject; None if it is solved."""
+        if self._problems.get(subject) != message:
+            self._pacer.mark_urgent()
+        self._problems.pop(subject, None)
+        if message is not None:
+            self._problems[subject] = message
+        return self._decide([], now)
+
+    def woken(self, now: float) -> list[Effect]:
+        """Time has passed."""
         silent = self.membership.ticked(now) if self._polling_since is not None else []
         isolated = self._isolated
         self._isolated = self._find_isolation(now)
@@ -228,9 +258,27 @@ class Coordinator:
         if self._discovery_ended:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
             self._restart_after_gaps(now)
-        moved = self._observe_movements(now)
+        effects = self._observe_movements(now)
         self._update_derived()
-        return [*moved, *(PollNow(slot) for task in silent for slot in self._consumer_slots(task))]
+        effects += [PollNow(slot) for task in silent for slot in self._consumer_slots(task)]
+        return self._decide(effects, now)
+
+    def _decide(self, effects: list[Effect], now: float, *, polled: bool = False) -> list[Effect]:
+        """These effects, and what follows from anything that happened."""
+        if self._fenced:
+            return []
+        self._fenced = any(isinstance(effect, StepDown) for effect in effects)
+        if self._fenced:
+            return effects
+        # Not after each poll, of which there may be thousands between two ticks.
+        if self._generation is not None and not polled:
+            inputs = None if self._waits_for_obsolete_tasks(now) else self._commit_inputs()
+            effects += self.committer.step(inputs, now)
+        effects = [self._completed(effect, now) for effect in effects]
+        # Also reports what prevents discovery, such as a generation that cannot be read.
+        if (self._discovery_ended or self._problems) and self._pacer.due(now):
+            effects += self._pacer.offer(build_report(self._report_inputs(now), now), now)
+        return effects
 
     def _restart_after_gaps(self, now: float) -> None:
         if self._graph is not None and self.ready:
@@ -246,12 +294,14 @@ class Coordinator:
             self.membership, self._graph, self.is_suspected, lambda t: is_untrusted(t.slot), now
         )
 
-    def _poll_answered(self, event: PollAnswered, now: float) -> list[Effect]:
-        task, response = self.membership.find(event.slot, event.incarnation), event.response
+    def _answered(
+        self, slot: Slot, incarnation: int, response: PollResponse, now: float
+    ) -> list[Effect]:
+        task = self.membership.find(slot, incarnation)
         if task is None or not task.pod.may_be_running:
             return []
         if response.fence > self.fence:
-            return [StepDown(f"task {event.slot.key} has a newer coordinator: {response.fence}")]
+            return [StepDown(f"task {slot.key} has a newer coordinator: {response.fence}")]
         before = task.response
         if response.phase is TaskPhase.FAILED and task.restores:
             self.committer.restore_failed()
@@ -265,17 +315,17 @@ class Coordinator:
             self._pacer.mark_urgent()
             self._end_discovery_if_due(now)
             self._update_derived()
-        if self._is_source(event.slot):
-            partition = partition_of(event.slot)
+        if self._is_source(slot):
+            partition = partition_of(slot)
             self._heads.advanced(partition, response.head_epoch, now, response.last_epoch)
-            if (segment := self._segment(event.slot)) is not None and self.ready:
+            if (segment := self._segment(slot)) is not None and self.ready:
                 self._beginnings.answered(segment, response.event_times)
-        self._remember_written(event.slot, response)
-        self._compare(event.slot, response)
+        self._remember_written(slot, response)
+        self._compare(slot, response)
         effects = self._assign_restore(task)
         # The partner gets both in its next poll.
         if before is not None and (before.asks, before.answer) != (response.asks, response.answer):
-            effects = [*effects, *(PollNow(slot) for slot in self._partner_slots(event.slot))]
+            effects = [*effects, *(PollNow(slot) for slot in self._partner_slots(slot))]
         return effects
 
     def _compare(self, slot: Slot, response: PollResponse) -> None:
@@ -331,46 +381,11 @@ class Coordinator:
         self._update_derived()
         return [PollNow(task.slot)]
 
-    def _pods_listed(self, event: PodsListed, now: float) -> list[Effect]:
-        before = {(t.slot, t.pod.incarnation) for t in self.membership}
-        self.membership.pods_listed(event.pods, now)
-        after = {(t.slot, t.pod.incarnation) for t in self.membership}
-        for slot, _ in before - after:
-            self.containment.forget(slot)
-        if before != after:
-            self._pacer.mark_urgent()
-        self._pods_are_known = True
-        self._begin_polling(now)
-        self._update_derived()
-        return []
-
-    def _generation_seen(self, generation: Generation, now: float) -> list[Effect]:
-        if self._generation is None or generation.number > self._generation.number:
-            self._generation = generation
-            self.containment.configured(generation, before=self._graph)
-            self._graph = build_graph(generation.topology)
-            self._segments = {s.id: s for s in generation.topology.segments}
-            self._unanswered = {}
-            self._heads.keep(self._graph.inputs)
-            self._obsolete_since = now
-            self._pacer.mark_urgent()
-            self._begin_polling(now)
-            self._update_derived()
-        return []
-
     def _begin_polling(self, now: float) -> None:
         """No task can be polled, or is silent, before pods and a generation are known."""
         if self._polling_since is None and self._pods_are_known and self._generation is not None:
             self._polling_since = now
             self.membership.polling_started(now)
-
-    def _problem_changed(self, subject: str, message: str | None) -> list[Effect]:
-        if self._problems.get(subject) != message:
-            self._pacer.mark_urgent()
-        self._problems.pop(subject, None)
-        if message is not None:
-            self._problems[subject] = message
-        return []
 
     # --- derived state ---
 
@@ -528,3 +543,7 @@ class Coordinator:
         reached = task.response.stable_epoch if task.response else NO_EPOCH
         interval_epochs = self._generation.checkpoint_interval_epochs
         return self.committer.lacks_entries(task.partition, reached, interval_epochs)
+
+
+Event = Callable[[Coordinator, float], list[Effect]]
+"""What happened, as a call of its method at a time."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import aiohttp
 from pydantic import ValidationError
 
-from rekindle.coordinator.model import Event, FenceRaised, PollAnswered, PollFailed
+from rekindle.coordinator.core.state_machine import Event
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.protocol import CONTROL_PORT, Incompatible, PollRequest, PollResponse, decode
@@ -94,34 +94,42 @@ class Pollers:
             next_poll = self._next_poll(slot)
             if next_poll is not None:
                 began = time.monotonic()
-                event = await self._poll(slot, *next_poll)
-                self._on_poll(time.monotonic() - began, isinstance(event, PollAnswered))
+                event, answered = await self._poll(slot, *next_poll)
+                self._on_poll(time.monotonic() - began, answered)
                 self._on_event(event)
             try:
                 await asyncio.wait_for(poll_now.wait(), self._settings.poll_interval_s)
             except TimeoutError:
                 continue
 
-    async def _poll(self, slot: Slot, poll: PollRequest, host: str) -> Event:
+    async def _poll(self, slot: Slot, poll: PollRequest, host: str) -> tuple[Event, bool]:
+        """What happened, and whether the task responded."""
         incarnation = poll.task.incarnation
+
+        def failed(message: str, *, refused: bool = False) -> tuple[Event, bool]:
+            return lambda core, now: core.poll_failed(
+                slot, incarnation, message, now, refused=refused
+            ), False
+
         try:
             response = await self._call(poll, host)
         except Incompatible as error:
             message = f"the response of {host} is refused: {error}"
-            return PollFailed(slot, incarnation, message, refused=True)
+            return failed(message, refused=True)
         except (OSError, TimeoutError, aiohttp.ClientError, ValidationError) as error:
-            return PollFailed(slot, incarnation, repr(error)[:_MAX_TEXT_CHARS])
+            return failed(repr(error)[:_MAX_TEXT_CHARS])
         if isinstance(response, _Refusal):
             if response.status == _NEWER_COORDINATOR:
-                return FenceRaised(f"task {slot.key} refused fence {poll.fence}")
+                by = f"task {slot.key} refused fence {poll.fence}"
+                return lambda core, now: core.fence_raised(by, now), False
             message = f"HTTP {response.status} from {host}: {response.text}"
-            return PollFailed(slot, incarnation, message, refused=response.status in _REFUSED)
+            return failed(message, refused=response.status in _REFUSED)
         if (reason := self._settings.identity.mismatch(response.topology)) is not None:
             message = f"the response of {host} is refused: {reason}"
-            return PollFailed(slot, incarnation, message, refused=True)
+            return failed(message, refused=True)
         if response.task != poll.task:
-            return PollFailed(slot, incarnation, f"{response.task} is at {host}")
-        return PollAnswered(slot, incarnation, response)
+            return failed(f"{response.task} is at {host}")
+        return lambda core, now: core.poll_answered(slot, incarnation, response, now), True
 
     async def _call(self, poll: PollRequest, host: str) -> PollResponse | _Refusal:
         assert self._session is not None

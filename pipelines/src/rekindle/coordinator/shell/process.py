@@ -11,28 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, assert_never
 
-from rekindle.coordinator.core.state_machine import Coordinator
+from rekindle.coordinator.core.state_machine import Coordinator, Event
 from rekindle.coordinator.model import (
     ApplyStatus,
     CollectGarbage,
     Effect,
-    EntriesRefused,
-    Event,
-    GarbageCollected,
-    GenerationSeen,
-    ManifestRaceLost,
-    ManifestRead,
-    ManifestWritten,
-    PodsListed,
+    Generation,
+    Pod,
     PollNow,
     ReadNewestManifest,
     ReportMovementPhase,
     StepDown,
-    StoreFailed,
-    Ticked,
     WriteManifest,
 )
 from rekindle.coordinator.shell.kube import KubeApi
@@ -76,8 +68,8 @@ class Process:
         await self._pollers.open()
         server = await serve(self._settings.bind, self._metrics, lambda: self.core.ready)
         for work in (
-            PodWatcher(self._api, self._settings, self.feed).run(),
-            GenerationReader(self._api, self._settings, self.feed).run(),
+            PodWatcher(self._api, self._settings, self._pods_listed).run(),
+            GenerationReader(self._api, self._settings, self.feed, self._generation_seen).run(),
             self._lease_keeper().run(),
             self._status.run(),
             self._tick(),
@@ -110,15 +102,18 @@ class Process:
         self._ended.set()
 
     def feed(self, event: Event) -> None:
-        if self._ended.is_set():
-            return
-        if isinstance(event, GenerationSeen):
-            self._store.use(event.generation.topology.spec.checkpoint.store)
-            _log.info("generation %d", event.generation.number)
-        for effect in self.core.step(event, time.monotonic()):
-            self._perform(effect)
-        if isinstance(event, PodsListed):
-            self._pollers.poll_only(self.core.membership)
+        if not self._ended.is_set():
+            for effect in event(self.core, time.monotonic()):
+                self._perform(effect)
+
+    def _generation_seen(self, generation: Generation) -> None:
+        self._store.use(generation.topology.spec.checkpoint.store)
+        _log.info("generation %d", generation.number)
+        self.feed(lambda core, now: core.generation_seen(generation, now))
+
+    def _pods_listed(self, pods: Sequence[Pod]) -> None:
+        self.feed(lambda core, now: core.pods_listed(pods, now))
+        self._pollers.poll_only(self.core.membership)
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -144,7 +139,7 @@ class Process:
 
     async def _tick(self) -> None:
         while True:
-            self.feed(Ticked())
+            self.feed(Coordinator.woken)
             await asyncio.sleep(self._settings.tick_s)
 
     async def _read(self) -> None:
@@ -152,7 +147,8 @@ class Process:
             if not self._store_id_is_known:
                 self._store.require_store_id(await store_id_from_status(self._api, self._settings))
                 self._store_id_is_known = True
-            self.feed(ManifestRead(await self._store.newest(), self._store.id))
+            manifest, store = await self._store.newest(), self._store.id
+            self.feed(lambda core, now: core.manifest_read(manifest, now, store))
         except RekindleError as error:
             self._store_failed(error)
 
@@ -161,17 +157,18 @@ class Process:
             refused = await self._store.not_committable(list(effect.new_entries))
             if refused:
                 name, why = next(iter(refused.items()))
-                self.feed(EntriesRefused(tuple(refused), f"{name}: {why}"))
+                message = f"{name}: {why}"
+                self.feed(lambda core, now: core.entries_refused(tuple(refused), message, now))
                 return
             written = await self._store.write(effect)
         except RekindleError as error:
             self._store_failed(error)
             return
         if written is None:
-            self.feed(ManifestRaceLost(effect.manifest.seq))
+            self.feed(Coordinator.manifest_race_lost)
         else:
             _log.info("manifest %d: epoch %d", written.seq, written.epoch)
-            self.feed(ManifestWritten(written))
+            self.feed(lambda core, now: core.manifest_written(written, now))
 
     async def _collect(self, effect: CollectGarbage) -> None:
         problem = None
@@ -179,11 +176,12 @@ class Process:
             await self._store.collect_garbage(effect)
         except RekindleError as error:
             problem = str(error)
-        self.feed(GarbageCollected(problem, self._store.unrestorable))
+        unrestorable = self._store.unrestorable
+        self.feed(lambda core, now: core.garbage_collected(problem, unrestorable, now))
 
     def _store_failed(self, error: RekindleError) -> None:
         _log.warning("%s", error)
-        self.feed(StoreFailed(str(error)))
+        self.feed(lambda core, now: core.store_failed(str(error), now))
 
     def _next_poll(self, slot: Slot) -> tuple[PollRequest, str] | None:
         poll, task = self.core.poll_for(slot), self.core.membership.get(slot)

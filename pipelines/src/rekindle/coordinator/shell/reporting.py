@@ -14,11 +14,11 @@ import logging
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.model import FenceRaised, ProblemChanged, Report
+from rekindle.coordinator.model import Report
 from rekindle.coordinator.shell.kube import API_BACKOFF, CALL_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
 from rekindle.coordinator.shell.settings import Settings
@@ -88,11 +88,14 @@ class StatusWriter:
                 continue
             except ApiError as error:
                 _log.warning("status: %s", error)
-                self._feed(ProblemChanged("status", f"status.dataPlane was refused: {error}"))
+                self._problem_changed(f"status.dataPlane was refused: {error}")
             except CALL_ERRORS as error:
                 _log.warning("status: %r", error)
             self._changed.set()
             await asyncio.sleep(backoff.failed())
+
+    def _problem_changed(self, message: str | None) -> None:
+        self._feed(lambda core, now: core.problem_changed("status", message, now))
 
     async def _write(self, desired: Report) -> None:
         settings = self._settings
@@ -111,29 +114,30 @@ class StatusWriter:
             raise
         self.writes += 1
         self._written = desired
-        self._feed(ProblemChanged("status", None))
+        self._problem_changed(None)
 
     async def _is_current(self) -> bool:
         """Whether the topology in the cluster has this process's UID, and no higher fence;
-        otherwise feeds FenceRaised."""
+        otherwise feeds `fence_raised`."""
         settings = self._settings
         try:
             found = await self._api.get(self._path)
         except ApiError as error:
             if error.status != 404:
                 raise
-            self._feed(FenceRaised(f"topology {settings.topology} is gone"))
-            return False
+            return self._replaced(f"topology {settings.topology} is gone")
         if found["metadata"]["uid"] != settings.topology_uid:
-            self._feed(FenceRaised(f"topology {settings.topology} was deleted and created again"))
-            return False
+            return self._replaced(f"topology {settings.topology} was deleted and created again")
         data_plane = (found.get("status") or {}).get("dataPlane") or {}
         self._store_id = data_plane.get("store") or self._store_id
         fence = data_plane.get("fence") or 0
         if fence > settings.incarnation:
-            self._feed(FenceRaised(f"status.dataPlane.fence is {fence}"))
-            return False
+            return self._replaced(f"status.dataPlane.fence is {fence}")
         return True
+
+    def _replaced(self, by: str) -> Literal[False]:
+        self._feed(lambda core, now: core.fence_raised(by, now))
+        return False
 
 
 class LeaseKeeper:
@@ -199,7 +203,8 @@ class LeaseKeeper:
             self._lease = await self._api.create(self._collection, wanted)
             return
         if holder(self._lease) > settings.incarnation:
-            self._feed(FenceRaised(f"the Lease is held by coordinator {holder(self._lease)}"))
+            by = f"the Lease is held by coordinator {holder(self._lease)}"
+            self._feed(lambda core, now: core.fence_raised(by, now))
             return
         spec = dict(wanted["spec"])
         if holder(self._lease) == settings.incarnation:

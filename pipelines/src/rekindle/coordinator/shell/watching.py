@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.model import Event, GenerationSeen, Pod, PodsListed, ProblemChanged
+from rekindle.coordinator.core.state_machine import Event
+from rekindle.coordinator.model import Generation, Pod
 from rekindle.coordinator.shell.compiling import CompilationFailed, compile_specs
 from rekindle.coordinator.shell.kube import API_BACKOFF, CALL_ERRORS, ApiError, KubeApi
 from rekindle.coordinator.shell.objects import (
@@ -35,8 +36,10 @@ _GONE = 410
 class PodWatcher:
     """Lists the task pods, then watches them; lists again if the resourceVersion is too old."""
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
-        self._api, self._feed, self._uid = api, feed, settings.topology_uid
+    def __init__(
+        self, api: KubeApi, settings: Settings, pods_listed: Callable[[Sequence[Pod]], None]
+    ) -> None:
+        self._api, self._pods_listed, self._uid = api, pods_listed, settings.topology_uid
         self._path = f"/api/v1/namespaces/{settings.namespace}/pods"
         topology = f"{names.LABEL_TOPOLOGY}={settings.topology}"
         self._query = {"labelSelector": f"{topology},{names.LABEL_ROLE}={names.ROLE_TASK}"}
@@ -64,7 +67,7 @@ class PodWatcher:
         for raw in found["items"]:
             self._keep(raw)
         self._version = found["metadata"]["resourceVersion"]
-        self._feed(PodsListed(tuple(self._pods.values())))
+        self._pods_listed(tuple(self._pods.values()))
 
     async def _watch(self, backoff: Backoff) -> None:
         query = {**self._query, "resourceVersion": self._version or ""}
@@ -79,7 +82,7 @@ class PodWatcher:
             else:
                 self._keep(raw)
             if self._pods != before:
-                self._feed(PodsListed(tuple(self._pods.values())))
+                self._pods_listed(tuple(self._pods.values()))
 
     def _keep(self, raw: dict[str, Any]) -> None:
         pod = pod_from(raw, self._uid)
@@ -90,8 +93,15 @@ class PodWatcher:
 class GenerationReader:
     """Lists the topology's ConfigMaps; compiles a new one in a child process."""
 
-    def __init__(self, api: KubeApi, settings: Settings, feed: EventHandler) -> None:
-        self._api, self._settings, self._feed = api, settings, feed
+    def __init__(
+        self,
+        api: KubeApi,
+        settings: Settings,
+        feed: EventHandler,
+        generation_seen: Callable[[Generation], None],
+    ) -> None:
+        self._api, self._settings = api, settings
+        self._feed, self._generation_seen = feed, generation_seen
         self._path = f"/api/v1/namespaces/{settings.namespace}/configmaps"
         selector = f"{names.LABEL_TOPOLOGY}={settings.topology},{names.LABEL_GENERATION}"
         self._query = {"labelSelector": selector}
@@ -105,13 +115,16 @@ class GenerationReader:
             try:
                 await self._check()
                 backoff.succeeded()
-                self._feed(ProblemChanged("generation", None))
+                self._problem_changed(None)
             except (ObjectError, CompilationFailed) as error:
-                self._feed(ProblemChanged("generation", str(error)))
+                self._problem_changed(str(error))
             except CALL_ERRORS as error:
                 _log.warning("ConfigMaps: %r", error)
                 await asyncio.sleep(backoff.failed())
             await asyncio.sleep(self._settings.generation_check_s)
+
+    def _problem_changed(self, message: str | None) -> None:
+        self._feed(lambda core, now: core.problem_changed("generation", message, now))
 
     async def _check(self) -> None:
         items = (await self._api.get(self._path, self._query))["items"]
@@ -137,7 +150,7 @@ class GenerationReader:
         if failure is not None:
             raise CompilationFailed(failure)
         if self._compiled:
-            self._feed(GenerationSeen(newest_generation(self._compiled)))
+            self._generation_seen(newest_generation(self._compiled))
 
     def _keep(self, compiled: Mapping[int, Topology | str], newest: int) -> str | None:
         """Returns why the newest generation does not compile; None if it does."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.coordinator.model import Partition, Pod, PollFailed, partition_of
+from rekindle.coordinator.model import Partition, Pod, partition_of
 from rekindle.identity import STREAM_VERSIONS, stream_conflict
 from rekindle.protocol import STREAM_PORT, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
@@ -180,12 +180,12 @@ class Membership:
         task.position = _position(task, response)
         return is_urgent
 
-    def poll_failed(self, event: PollFailed) -> bool:
+    def poll_refused(self, slot: Slot, incarnation: int, message: str) -> bool:
         """Keep a refusal; True if it is new."""
-        task = self.find(event.slot, event.incarnation)
-        if task is None or not event.refused or task.refusal == event.message:
+        task = self.find(slot, incarnation)
+        if task is None or task.refusal == message:
             return False
-        task.refusal = event.message
+        task.refusal = message
         return True
 
     def refusals(self) -> list[str]:

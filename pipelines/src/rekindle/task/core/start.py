@@ -11,36 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.errors import RekindleError
 from rekindle.protocol import RestorePoint, TaskProblem
-from rekindle.task.core.events import SetProblem, Woken
+from rekindle.task.core.events import SetProblem
 
 _BACKOFF = BackoffPolicy(first_s=0.05, longest_s=5.0)
-
-
-@dataclass(frozen=True, slots=True)
-class StartRequested:
-    point: RestorePoint
-
-
-@dataclass(frozen=True, slots=True)
-class StateArrived:
-    """State and log are installed already: they came from a partner."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartStepSucceeded:
-    """The last effect has succeeded."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartStepFailed:
-    """The last effect has failed, because something is missing, perhaps for a while."""
-
-    problem: TaskProblem
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +40,7 @@ class CompleteStart:
     """Open the log, and begin."""
 
 
-StartEvent = StartRequested | StateArrived | StartStepSucceeded | StartStepFailed | Woken
-# Effects that need I/O; each ends with StartStepSucceeded or StartStepFailed.
+# Effects that need I/O; each ends with `step_succeeded` or `step_failed`.
 StartCall = RestoreState | OpenInputs | AwaitEngine
 StartEffect = StartCall | CompleteStart | SetProblem
 
@@ -107,29 +83,41 @@ class StartCore:
     def wake_at(self) -> float | None:
         return self._retry_at
 
-    def step(self, event: StartEvent, now: float) -> list[StartEffect]:
-        """Raises InvalidStart."""
-        match event:
-            case StartRequested(point) if self.waits_for is StartStep.RESTORE_POINT:
-                self._point = point
-                return self._advance()
-            case StateArrived() if self.waits_for is StartStep.RESTORE_POINT:
-                self.waits_for = StartStep.STATE
-                return self._advance()
-            case StartStepSucceeded() if self.waits_for in NEXT and self._retry_at is None:
-                return [*self._recovered(), *self._advance()]
-            case StartStepFailed(problem) if self.waits_for in _SUBJECTS and self._retry_at is None:
-                self._failures += 1
-                self._retry_at = now + _BACKOFF.wait_s(self._failures)
-                return [SetProblem(_SUBJECTS[self.waits_for], problem)]
-            case Woken():
-                if self._retry_at is None or now < self._retry_at:
-                    return []
-                self._retry_at = None
-                return self._attempt()
-            case StartRequested() | StateArrived() | StartStepSucceeded() | StartStepFailed():
-                raise InvalidStart(f"start: {event} while the task waits for {self.waits_for}")
-        assert_never(event)
+    # -- events; they raise InvalidStart ---------------------------------------------------------
+
+    def start_requested(self, point: RestorePoint, now: float) -> list[StartEffect]:
+        self._require(self.waits_for is StartStep.RESTORE_POINT, "start requested")
+        self._point = point
+        return self._advance()
+
+    def state_arrived(self, now: float) -> list[StartEffect]:
+        """State and log are installed already: they came from a partner."""
+        self._require(self.waits_for is StartStep.RESTORE_POINT, "state arrived")
+        self.waits_for = StartStep.STATE
+        return self._advance()
+
+    def step_succeeded(self, now: float) -> list[StartEffect]:
+        """The last effect has succeeded."""
+        self._require(self.waits_for in NEXT and self._retry_at is None, "step succeeded")
+        return [*self._recovered(), *self._advance()]
+
+    def step_failed(self, problem: TaskProblem, now: float) -> list[StartEffect]:
+        """The last effect has failed, because something is missing, perhaps for a while."""
+        self._require(self.waits_for in _SUBJECTS and self._retry_at is None, "step failed")
+        self._failures += 1
+        self._retry_at = now + _BACKOFF.wait_s(self._failures)
+        return [SetProblem(_SUBJECTS[self.waits_for], problem)]
+
+    def woken(self, now: float) -> list[StartEffect]:
+        """Time has passed."""
+        if self._retry_at is None or now < self._retry_at:
+            return []
+        self._retry_at = None
+        return self._attempt()
+
+    def _require(self, may_happen: bool, event: str) -> None:
+        if not may_happen:
+            raise InvalidStart(f"start: {event} while the task waits for {self.waits_for}")
 
     def _advance(self) -> list[StartEffect]:
         self.waits_for = NEXT[self.waits_for]

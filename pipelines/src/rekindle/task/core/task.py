@@ -1,4 +1,5 @@
-"""All that one task decides, as one state machine: `TaskCore.step(event, now) -> effects`. Pure.
+"""All that one task decides, as one state machine: what happened is a method, which returns
+effects. Pure.
 
 It combines the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
 drives each of them from its own thread; a simulator drives all of them through this one. It
@@ -11,7 +12,7 @@ Design: docs/decisions/0045-task-core.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
@@ -25,6 +26,7 @@ from rekindle.exchange.state_mover.donor import (
 from rekindle.exchange.state_mover.donor import StateReached as DonorStateReached
 from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.exchange.state_mover.newcomer import (
+    NewcomerCoreEvent,
     NewcomerEffect,
     StartFrom,
     TimePassed,
@@ -55,32 +57,12 @@ from rekindle.task.core.loop import (
     TakeEpochs,
     TentativeCompleted,
 )
-from rekindle.task.core.messages import (
-    CallFailedPermanently,
-    CallSink,
-    DonorEventReceived,
-    HeadAdvanced,
-    HeadsChecked,
-    InputReported,
-    LogTruncated,
-    LoopReported,
-    NewcomerEventReceived,
-    PollReceived,
-    RefusePoll,
-    Respond,
-    SaverReported,
-    SinkReported,
-    StateComplete,
-    TaskCoreEvent,
-    TaskEffect,
-    TaskRestored,
-    TaskSettings,
-)
+from rekindle.task.core.messages import CallSink, RefusePoll, Respond, TaskEffect, TaskSettings
 from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
-from rekindle.task.core.saver import SaverCore
+from rekindle.task.core.saver import SaverCore, SaverEffect
 from rekindle.task.core.sink import (
     SinkCore,
     SinkEffect,
@@ -88,14 +70,7 @@ from rekindle.task.core.sink import (
     StopWriter,
     assignment_changes,
 )
-from rekindle.task.core.start import (
-    StartCore,
-    StartEvent,
-    StartRequested,
-    StartStepFailed,
-    StartStepSucceeded,
-    StateArrived,
-)
+from rekindle.task.core.start import StartCore, StartEffect
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
@@ -121,6 +96,7 @@ from rekindle.task.core.supervisor import (
     TaskFailed,
     TruncateLog,
 )
+from rekindle.task.state import TaskState
 
 
 class TaskCore:
@@ -166,48 +142,6 @@ class TaskCore:
                 times.append(parts.branches.wake_at)
         return min([at for at in times if at is not None], default=None)
 
-    def step(self, event: TaskCoreEvent, now: float) -> list[TaskEffect]:
-        self._now = now
-        match event:
-            case PollReceived(poll):
-                return self._poll_received(poll)
-            case TaskRestored():
-                return self._restored(event) if not self.supervisor.ended else []
-            case HeadAdvanced(head):
-                self.inputs.newest = head
-                return self._update_phase()
-            case HeadsChecked(heads):
-                return self._check_heads(heads)
-            case LogTruncated(base):
-                self._started().log.base = base
-                return []
-            case CallFailedPermanently(error):
-                return self._give_up(error)
-            case NewcomerEventReceived(newcomer_event):
-                return self._apply_newcomer_effects(self.movement.step(newcomer_event, self._now))
-            case DonorEventReceived(donor_event):
-                return self._step_donor(donor_event)
-            case SinkReported():
-                return self._sink_reported(event)
-            case StateComplete():
-                self.status.restoring = None
-                phase_effects = self._update_phase()
-                return [*phase_effects, *self.saver.state_complete(self._now)]
-            case SaverReported(happened):
-                return [*happened(self.saver, self._now)]
-            case StartStepSucceeded() | StartStepFailed():
-                return self._step_start(event)
-            case StopRequested():
-                return self._step_supervisor(event)
-            case Woken():
-                return self._woken()
-            case InputReported(happened):
-                return self._step_branches(happened)
-            case LoopReported(happened):
-                return self._apply_loop_effects(happened(self._started().loop, self._now))
-            case _:
-                assert_never(event)
-
     def response(self) -> PollResponse:
         return self.status.response(self.polls.fence).model_copy(
             update={
@@ -227,9 +161,10 @@ class TaskCore:
             self.status.moved_through,
         )
 
-    # -- polls -----------------------------------------------------------------------------------
+    # -- events ----------------------------------------------------------------------------------
 
-    def _poll_received(self, poll: PollRequest) -> list[TaskEffect]:
+    def poll_received(self, poll: PollRequest, now: float) -> list[TaskEffect]:
+        self._now = now
         try:
             changed = self.polls.accept(poll)
         except PollRefused as refused:
@@ -244,6 +179,154 @@ class TaskCore:
             )
             effects += self._truncate()
             effects += self._update_partner(poll)
+        return effects
+
+    def start_step_succeeded(self, now: float) -> list[TaskEffect]:
+        self._now = now
+        return self._apply_start_effects(self.start.step_succeeded(now))
+
+    def start_step_failed(self, problem: TaskProblem, now: float) -> list[TaskEffect]:
+        self._now = now
+        return self._apply_start_effects(self.start.step_failed(problem, now))
+
+    def restored(
+        self,
+        state: TaskState,
+        log_base: int,
+        log_last: int,
+        now: float,
+        *,
+        compare_files_from: int | None = None,
+        complete: bool = True,
+        written_through: int | None = None,
+    ) -> list[TaskEffect]:
+        """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`.
+        `complete`: none of the state has to be fetched; otherwise `state_complete` follows.
+        `written_through`: the newest epoch that sinks certainly have; None: that of the state.
+        `compare_files_from`: the first epoch of which an earlier boot may have written a wrong
+        file; None: it has not."""
+        self._now, settings = now, self._settings
+        if self.supervisor.ended:
+            return []
+        log = LogPositions(log_base, log_last)
+        branches = None
+        if settings.consistency is not None:
+            branches = BranchesCore(settings.consistency, state.epoch + 1, state.watermark)
+        loop = LoopCore(
+            state,
+            settings.checkpoint_interval_epochs,
+            CallSizes.of(settings.memory),
+            branches=branches is not None,
+        )
+        written = state.epoch if written_through is None else written_through
+        sinks = Sinks(written, compare_files_from)
+        self.parts = Parts(log, loop, sinks, branches)
+        self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
+        self.status.engine_epoch = state.epoch
+        self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
+        self.status.step(TaskEvent.STARTED)
+        restored = self.saver.state_complete if complete else self.saver.state_incomplete
+        if complete:
+            self.status.restoring = None
+        phase_effects = self._update_phase()
+        saver_effects = restored(self._now)
+        return [
+            *phase_effects,
+            *saver_effects,
+            *self._step_supervisor(Started()),
+            *self._truncate(),
+        ]
+
+    def state_complete(self, now: float) -> list[TaskEffect]:
+        """All of the restored state has been fetched."""
+        self._now = now
+        self.status.restoring = None
+        return [*self._update_phase(), *self.saver.state_complete(now)]
+
+    def head_advanced(self, head: int, now: float) -> list[TaskEffect]:
+        """`head`: the newest epoch that time, or the upstreams, have released."""
+        self._now = now
+        self.inputs.newest = head
+        return self._update_phase()
+
+    def heads_checked(self, heads: Sequence[int], now: float) -> list[TaskEffect]:
+        """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none
+        has responded. Repeated; only for a task whose output may be tentative: the branches decide,
+        before it is Live, whether an input is missing."""
+        self._now, branches = now, self._branches()
+        if branches is None:
+            return []
+        return self._apply_branch_effects(branches.check_heads(heads, now))
+
+    def log_truncated(self, base: int, now: float) -> list[TaskEffect]:
+        self._now = now
+        self._started().log.base = base
+        return []
+
+    def call_failed(self, error: Exception, now: float) -> list[TaskEffect]:
+        """A retry would not help: the task cannot continue."""
+        self._now = now
+        return self._give_up(error)
+
+    def loop_reported(
+        self, happened: Callable[[LoopCore, float], list[LoopEffect]], now: float
+    ) -> list[TaskEffect]:
+        """`happened`: a call of a method of the loop's core, at a time; as with the next ones."""
+        self._now = now
+        return self._apply_loop_effects(happened(self._started().loop, now))
+
+    def saver_reported(
+        self, happened: Callable[[SaverCore, float], list[SaverEffect]], now: float
+    ) -> list[TaskEffect]:
+        self._now = now
+        return [*happened(self.saver, now)]
+
+    def sink_reported(
+        self,
+        assigned: SinkAssignment,
+        happened: Callable[[SinkCore, float], list[SinkEffect]],
+        now: float,
+    ) -> list[TaskEffect]:
+        self._now = now
+        core = self._started().sinks.cores.get(assigned.query)
+        if core is None or core.assigned != assigned:
+            return []  # of a writer that was stopped
+        return [*_sink_calls(core, happened(core, now)), *self._truncate()]
+
+    def input_reported(self, happened: InputEvent, now: float) -> list[TaskEffect]:
+        """Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+        self._now = now
+        return self._step_branches(happened)
+
+    def newcomer_event_received(self, event: NewcomerCoreEvent, now: float) -> list[TaskEffect]:
+        """Of a state movement to this task."""
+        self._now = now
+        return self._apply_newcomer_effects(self.movement.step(event, now))
+
+    def donor_event_received(self, event: DonorCoreEvent, now: float) -> list[TaskEffect]:
+        """Of state movements from this task."""
+        self._now = now
+        return self._step_donor(event)
+
+    def stop_requested(self, now: float) -> list[TaskEffect]:
+        self._now = now
+        return self._step_supervisor(StopRequested())
+
+    def woken(self, now: float) -> list[TaskEffect]:
+        """Time has passed."""
+        self._now = now
+        effects = [
+            *self._step_supervisor(Woken()),
+            *self._apply_start_effects(self.start.woken(now)),
+        ]
+        effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
+        effects += self._step_donor(LeaseChecked())
+        effects += self.saver.woken(self._now)
+        if self.parts is not None and not self.supervisor.ended:
+            effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
+            effects += self._step_branches(BranchesCore.woken)
+            for core in self._sink_cores():
+                effects += _sink_calls(core, core.woken(self._now))
         return effects
 
     # -- state movements -------------------------------------------------------------------------
@@ -283,11 +366,11 @@ class TaskCore:
                 self.status.restored_from = restore.epoch
                 self.status.restoring = restore.object
                 self.status.step(TaskEvent.START_BEGUN)
-                return self._step_start(StartRequested(restore))
+                return self._apply_start_effects(self.start.start_requested(restore, self._now))
             case StartMoved(epoch):
                 self.status.restored_from = self.status.moved_through = epoch
                 self.status.step(TaskEvent.START_BEGUN)
-                return self._step_start(StateArrived())
+                return self._apply_start_effects(self.start.state_arrived(self._now))
             case RunLoop():
                 return self._apply_loop_effects(self._started().loop.woken(self._now))
             case SetSinks(through, sinks):
@@ -322,45 +405,14 @@ class TaskCore:
             effects += self.saver.entries_refused(refused, self._now)
         return effects
 
-    def _step_start(self, event: StartEvent) -> list[TaskEffect]:
+    def _apply_start_effects(self, start_effects: Sequence[StartEffect]) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
-        for effect in self.start.step(event, self._now):
+        for effect in start_effects:
             if isinstance(effect, SetProblem):
                 self.status.set_problem(effect.subject, effect.problem)
             else:
                 effects.append(effect)
         return effects
-
-    def _restored(self, event: TaskRestored) -> list[TaskEffect]:
-        settings, state = self._settings, event.state
-        log = LogPositions(event.log_base, event.log_last)
-        branches = None
-        if settings.consistency is not None:
-            branches = BranchesCore(settings.consistency, state.epoch + 1, state.watermark)
-        loop = LoopCore(
-            state,
-            settings.checkpoint_interval_epochs,
-            CallSizes.of(settings.memory),
-            branches=branches is not None,
-        )
-        written = state.epoch if event.written_through is None else event.written_through
-        sinks = Sinks(written, event.compare_files_from)
-        self.parts = Parts(log, loop, sinks, branches)
-        self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
-        self.status.engine_epoch = state.epoch
-        self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
-        self.status.step(TaskEvent.STARTED)
-        restored = self.saver.state_complete if event.complete else self.saver.state_incomplete
-        if event.complete:
-            self.status.restoring = None
-        phase_effects = self._update_phase()
-        saver_effects = restored(self._now)
-        return [
-            *phase_effects,
-            *saver_effects,
-            *self._step_supervisor(Started()),
-            *self._truncate(),
-        ]
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
@@ -454,13 +506,6 @@ class TaskCore:
             return []
         return self._apply_branch_effects(branches.allow_tentative(self._now))
 
-    def _check_heads(self, heads: Sequence[int]) -> list[TaskEffect]:
-        """Let the branches decide, before the task is Live, whether an input is missing."""
-        branches = self._branches()
-        if branches is None:
-            return []
-        return self._apply_branch_effects(branches.check_heads(heads, self._now))
-
     def _apply_branch_effects(self, branch_effects: Sequence[BranchEffect]) -> list[TaskEffect]:
         branches = self._branches()
         assert branches is not None, "these are effects of branches"
@@ -504,26 +549,6 @@ class TaskCore:
                 case StartWriter(assigned):
                     core = parts.sinks.start(assigned, through)
                     effects += _sink_calls(core, core.log_grew(parts.log.last, self._now))
-        return effects
-
-    def _sink_reported(self, reported: SinkReported) -> list[TaskEffect]:
-        core = self._started().sinks.cores.get(reported.assigned.query)
-        if core is None or core.assigned != reported.assigned:
-            return []  # of a writer that was stopped
-        return [*_sink_calls(core, reported.happened(core, self._now)), *self._truncate()]
-
-    # -- time ------------------------------------------------------------------------------------
-
-    def _woken(self) -> list[TaskEffect]:
-        effects = [*self._step_supervisor(Woken()), *self._step_start(Woken())]
-        effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
-        effects += self._step_donor(LeaseChecked())
-        effects += self.saver.woken(self._now)
-        if self.parts is not None and not self.supervisor.ended:
-            effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
-            effects += self._step_branches(BranchesCore.woken)
-            for core in self._sink_cores():
-                effects += _sink_calls(core, core.woken(self._now))
         return effects
 
     def _started(self) -> Parts:
