@@ -177,8 +177,10 @@ def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator, befo
     """While both are there, new pods know both tokens; in the end only the new one counts."""
     model = operator.model
     old = secret_of(model)["token"]
-    running = {"kept": {"running": old}, "dropped": {}, "overwritten": {"running": "chosen"}}
-    put_secret(model, {"token": "chosen", **running[before]})
+    if before == "dropped":
+        put_secret(model, {"token": "chosen"})
+    else:
+        replace_token(model, "chosen", old if before == "kept" else "chosen")
     operator.run(0.5)
     unlike_live = set[str]()
     for _ in range(240):
