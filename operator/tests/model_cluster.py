@@ -326,9 +326,8 @@ class ModelCluster(ModelState):
         raw["metadata"]["resourceVersion"] = str(version)
         if kind == "Secret":
             found = self.owned.get((kind, name), {}).get("data")
-            values = tokens.wanted_values(
-                tokens.decoded(found), self.token_values.get(name, {}), settles=action.settles_token
-            )
+            seen = self.seen_tokens.get(name, tokens.SeenTokens())
+            values = tokens.wanted_values(tokens.decoded(found), seen, action.tokens_of_pods)
             raw["data"] = tokens.encoded(values)
         self.put_owned(raw)
 
@@ -336,8 +335,9 @@ class ModelCluster(ModelState):
         """What the operator's watch then shows."""
         name = raw["metadata"]["name"]
         self.owned[raw["kind"], name] = raw
-        if (values := tokens.decoded(raw.get("data"))).get(names.TOKEN_KEY):
-            self.token_values[name] = values
+        seen, values = self.seen_tokens.get(name, tokens.SeenTokens()), raw.get("data")
+        version = int(raw["metadata"]["resourceVersion"])
+        self.seen_tokens[name] = seen.with_values(tokens.decoded(values), version)
 
     @staticmethod
     def owned_view(raw: dict[str, Any]) -> OwnedView:
@@ -347,8 +347,8 @@ class ModelCluster(ModelState):
         """A pod as the executor creates it."""
         pod = copy.deepcopy(manifest)
         (owner,) = pod["metadata"]["ownerReferences"]
-        secret = self.token_values[names.token_secret_name(owner["name"], owner["uid"])]
-        digest = tokens.token_digest(secret[names.TOKEN_KEY])
+        seen = self.seen_tokens[names.token_secret_name(owner["name"], owner["uid"])]
+        digest = tokens.token_digest(seen.token)
         pod["metadata"]["annotations"][names.ANNOTATION_TOKEN] = digest
         return pod
 

@@ -33,6 +33,7 @@ from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.settings import Settings
+from rekindle_operator.tokens import SeenTokens
 
 KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
 
@@ -49,7 +50,7 @@ class ModelState:
         self.generation_records: dict[str, dict[str, Any]] = {}
         self.leases: dict[str, LeaseView] = {}
         self.owned: dict[tuple[str, str], dict[str, Any]] = {}  # by kind and name
-        self.token_values: dict[str, dict[str, str]] = {}  # by Secret, as last seen
+        self.seen_tokens: dict[str, SeenTokens] = {}  # by Secret
         self.dry_runs: dict[tuple[str, int], DryRunResult] = {}
         self.suspects_silent_since: dict[IncarnationRef, float] = {}
         self.quarantined: dict[str, float] = {}  # node's uid -> since when

@@ -99,7 +99,7 @@ def test_no_role_of_a_coordinator_may_read_secrets(cluster: ModelCluster) -> Non
 
 
 def test_each_token_is_random() -> None:
-    values = [tokens.wanted_values({}, {}, settles=False)["token"] for _ in range(2)]
+    values = [tokens.wanted_values({}, tokens.SeenTokens(), ())["token"] for _ in range(2)]
     assert len(set(values)) == 2
     assert all(len(value) >= 43 for value in values)
 
@@ -172,11 +172,16 @@ def test_objects_that_are_as_wanted_cause_no_call(operator: ModelOperator) -> No
     assert not [c for c in operator.api.calls if "secrets" in c or "roles" in c or "leases" in c]
 
 
-def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator) -> None:
+@pytest.mark.parametrize("before", ["kept", "dropped", "overwritten"])
+def test_a_replaced_token_replaces_pods_one_by_one(operator: ModelOperator, before: str) -> None:
     """While both are there, new pods know both tokens; in the end only the new one counts."""
     model = operator.model
     old = secret_of(model)["token"]
-    replace_token(model, "chosen", old)
+    if before == "dropped":
+        put_secret(model, {"token": "chosen"})
+    else:
+        replace_token(model, "chosen", old if before == "kept" else "chosen")
+    operator.run(0.5)
     unlike_live = set[str]()
     for _ in range(240):
         operator.run(0.5)
@@ -219,6 +224,10 @@ def put_secret(
     model.owned[key] = raw | ({"immutable": True} if immutable else {})
 
 
+def digest(token: str) -> str:
+    return tokens.token_digest(token)
+
+
 def degraded(model: ModelCluster) -> str:
     return str(model.condition("Degraded")["message"])
 
@@ -229,6 +238,7 @@ def test_tasks_that_no_new_pod_can_reach_do_not_stop_the_roll(
 ) -> None:
     """Nobody knows the token before any more, or their release shows one token only."""
     model = operator.model
+    operator = ModelOperator(model)
     running = secret_of(model)["token"]
     if not tells:  # an older version of the operator has made them
         for raw in model.raw_pods.values():
@@ -241,12 +251,34 @@ def test_tasks_that_no_new_pod_can_reach_do_not_stop_the_roll(
     assert secret_of(model)["running"] == "another"
 
 
+def test_the_token_of_pods_is_known_until_no_pod_has_it() -> None:
+    seen = tokens.SeenTokens().with_values({"token": "a", "running": "a"}, 1)
+    seen = seen.with_values({"token": "b", "running": "b"}, 2).without_unused({digest("a")})
+    assert tokens.wanted_values({"token": "c"}, seen, {digest("a")})["running"] == "a"
+    assert digest("a") not in seen.without_unused({digest("b")}).by_digest
+
+
+def test_the_token_that_most_pods_know_stays_until_none_has_it() -> None:
+    """It was replaced twice: pods that got the second one know the first one, too."""
+    seen = tokens.SeenTokens().with_values({"token": "a", "running": "a"}, 1)
+    seen = seen.with_values({"token": "b"}, 2).with_values({"token": "c"}, 3)
+    found = {"token": "c", "running": "a"}
+    assert tokens.wanted_values(found, seen, {digest("a"), digest("b")})["running"] == "a"
+    assert tokens.wanted_values(found, seen, {digest("b"), digest("c")})["running"] == "b"
+    assert tokens.wanted_values(found, seen, {digest("c")})["running"] == "c"
+
+
+def test_an_older_version_of_a_secret_is_not_taken_for_its_newest() -> None:
+    seen = tokens.SeenTokens().with_values({"token": "b"}, 2).with_values({"token": "a"}, 1)
+    assert seen.token == "b"
+
+
 def test_values_of_secrets_of_no_topology_are_not_kept(operator: ModelOperator) -> None:
     cache = operator.cache
     meta = {"namespace": "default", "name": "x-token", "uid": "u", "resourceVersion": "999999"}
     cache.put_owned("Secret", {"metadata": meta, "data": tokens.encoded({"token": "a"})})
     cache.snapshot()
-    assert not cache.token_values("default", "x-token")
+    assert not cache.seen_tokens("default", "x-token").token
 
 
 def test_pods_of_a_version_that_does_not_tell_its_token_stay(operator: ModelOperator) -> None:
@@ -310,13 +342,13 @@ def test_a_token_that_no_request_can_carry_is_refused(operator: ModelOperator, t
 
 
 def test_a_refused_token_of_before_the_start_is_replaced_by_the_running_one() -> None:
-    wanted = tokens.wanted_values({"running": "a"}, {}, settles=False)
+    wanted = tokens.wanted_values({"running": "a"}, tokens.SeenTokens(), ())
     assert (wanted["token"], wanted["running"]) == ("a", "a")
 
 
 @pytest.mark.parametrize("data", [{}, {"token": ""}, {"token": "/w=="}, {"reader": "eA=="}])
 def test_a_secret_without_a_usable_token_gets_the_one_that_was_seen(data: dict[str, str]) -> None:
-    seen = {"token": "a", "running": "a"}
-    wanted = tokens.wanted_values(tokens.decoded(data), seen, settles=False)
+    seen = tokens.SeenTokens().with_values({"token": "a", "running": "a"}, 1)
+    wanted = tokens.wanted_values(tokens.decoded(data), seen, {tokens.token_digest("a")})
     assert (wanted["token"], wanted["running"]) == ("a", "a")
     assert not tokens.digests_of(tokens.decoded(data), immutable=False).is_complete

@@ -219,8 +219,8 @@ class Executor:
         elif action.kind == "Secret":
             values = tokens.wanted_values(
                 tokens.decoded((found or {}).get("data")),
-                self._cluster.token_values(namespace, action.name),
-                settles=action.settles_token,
+                self._cluster.seen_tokens(namespace, action.name),
+                action.tokens_of_pods,
             )
             manifest = {**manifest, "data": tokens.encoded(values)}
         response = self._call("PATCH", path, manifest, content_type=_APPLY, query=_APPLY_OPTIONS)

@@ -2,9 +2,9 @@
 
 Its keys are `token`, what new pods have; `running`, what pods may have that were made before the
 token was replaced; and `reader`, for readers of stream sinks. To replace the token, somebody writes
-another one: the operator then replaces the pods one by one, and writes it as `running` when no pod
-has the one before. A Secret that was deleted is restored with the values that this process has
-seen.
+another one, with or without the other keys: the operator then replaces the pods one by one, and
+writes it as `running` when no pod has the one before. A Secret that was deleted is restored with
+the values that this process has seen, and `running` is what pods have, as their digests tell.
 
 Design: docs/design/fencing.md#identity.
 """
@@ -16,8 +16,8 @@ import binascii
 import hashlib
 import re
 import secrets
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rekindle.identity import Identity
@@ -81,15 +81,45 @@ def token_digest(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()[:16] if token else ""
 
 
+@dataclass(frozen=True, slots=True)
+class SeenTokens:
+    """Of a Secret, what this process has seen: its values in the newest `version`, or before if
+    they are missing there; and, by digest, tokens that pods have."""
+
+    token: str = field(default="", repr=False)
+    running: str = field(default="", repr=False)
+    by_digest: Mapping[str, str] = field(default_factory=dict, repr=False)
+    version: int = 0
+
+    def with_values(self, values: Mapping[str, str], version: int) -> SeenTokens:
+        if version < self.version or TOKEN_KEY not in values:
+            return self
+        token = values[TOKEN_KEY]
+        running = values.get(RUNNING_TOKEN_KEY) or self.running or token
+        fresh = {token_digest(text): text for text in (token, running)}
+        return SeenTokens(token, running, {**self.by_digest, **fresh}, version)
+
+    def without_unused(self, of_pods: Container[str]) -> SeenTokens:
+        """`of_pods`: digests."""
+        used = {
+            digest: text
+            for digest, text in self.by_digest.items()
+            if digest in of_pods or text in (self.token, self.running)
+        }
+        return replace(self, by_digest=used)
+
+
 def wanted_values(
-    found: Mapping[str, str], seen: Mapping[str, str], *, settles: bool
+    found: Mapping[str, str], seen: SeenTokens, of_pods: Collection[str]
 ) -> dict[str, str]:
-    """What the Secret is to have. `found`: what it has; `seen`: what it had when this process last
-    saw it; `settles`: no pod has the token before this one any more."""
-    before = found.get(RUNNING_TOKEN_KEY) or seen.get(RUNNING_TOKEN_KEY) or seen.get(TOKEN_KEY)
-    token = found.get(TOKEN_KEY) or seen.get(TOKEN_KEY) or before
-    token = token or secrets.token_urlsafe(_TOKEN_BYTES)
-    running = token if settles or not before else before
+    """What the Secret is to have. `found`: what it has; `of_pods`: digests of the tokens that pods
+    have; empty for a pod of a version that writes none."""
+    before = found.get(RUNNING_TOKEN_KEY) or seen.running
+    token = found.get(TOKEN_KEY) or seen.token or before or secrets.token_urlsafe(_TOKEN_BYTES)
+    others = sorted({*of_pods} - {token_digest(token)})
+    known = {token_digest(before): before, **seen.by_digest}
+    held = [before] if token_digest(before) in others else [known[d] for d in others if d in known]
+    running = next(iter(held), before if others else "") or token
     reader = Identity(token=token).reader_token
     assert reader is not None
     return {TOKEN_KEY: token, RUNNING_TOKEN_KEY: running, READER_TOKEN_KEY: reader}

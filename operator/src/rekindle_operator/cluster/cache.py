@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -37,6 +38,7 @@ from rekindle_operator.cluster.convert import (
     pod_view,
     secret_view,
     topology_view,
+    version_of,
 )
 from rekindle_operator.cluster.failures import ActionFailures
 from rekindle_operator.cluster.first_seen import (
@@ -65,7 +67,7 @@ from rekindle_operator.cluster.probes import ProbeState
 from rekindle_operator.cluster.reports import ReportAges, coordinators_with_pods
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import Cause, UnsuitableNodes
-from rekindle_operator.tokens import decoded, token_digest
+from rekindle_operator.tokens import SeenTokens, decoded, token_digest
 
 _OWNED_KINDS: Sequence[tuple[str, Callable[[client.ApiClient], Any], str]] = (
     ("Secret", client.CoreV1Api, "secret"),
@@ -159,7 +161,7 @@ class ClusterCache:
             **selectors,
         )
         self._record_data: dict[str, str] = {}  # by digest
-        self._token_values: dict[tuple[str, str], dict[str, str]] = {}
+        self._seen_tokens: dict[tuple[str, str], SeenTokens] = {}
         self.owned = {
             kind: Mirror[OwnedView](
                 f"{kind.lower()}s",
@@ -219,26 +221,33 @@ class ClusterCache:
     # --- tokens -----------------------------------------------------------------
 
     def _secret_view(self, raw: Json) -> OwnedView:
-        """Also keeps the values, with which the Secret is restored if somebody deletes it."""
+        """Also keeps the tokens, with which the Secret is restored if somebody changes it."""
+        key = raw["metadata"]["namespace"], raw["metadata"]["name"]
         values = decoded(raw.get("data"))
-        if values.get(names.TOKEN_KEY):
-            key = raw["metadata"]["namespace"], raw["metadata"]["name"]
-            with self._lock:
-                self._token_values[key] = values
+        with self._lock:
+            seen = self._seen_tokens.get(key, SeenTokens())
+            self._seen_tokens[key] = seen.with_values(values, version_of(raw))
         return secret_view(raw)
 
-    def token_values(self, namespace: str, name: str) -> Mapping[str, str]:
-        """Of a Secret, as it was when this process last saw it; empty if it never did."""
+    def seen_tokens(self, namespace: str, name: str) -> SeenTokens:
+        """Of a Secret."""
         with self._lock:
-            return dict(self._token_values.get((namespace, name), {}))
+            return self._seen_tokens.get((namespace, name), SeenTokens())
 
     def token_digest(self, namespace: str, name: str) -> str:
-        return token_digest(self.token_values(namespace, name).get(names.TOKEN_KEY, ""))
+        return token_digest(self.seen_tokens(namespace, name).token)
 
-    def _forget_tokens_except(self, topologies: Iterable[TopologyView]) -> None:
-        """Anybody may create Secrets with the label of a topology."""
-        kept = {(t.namespace, names.token_secret_name(t.name, t.uid)) for t in topologies}
-        self._token_values = {k: v for k, v in self._token_values.items() if k in kept}
+    def _forget_tokens(self, topologies: Iterable[TopologyView], pods: Iterable[PodView]) -> None:
+        """Those that no pod has. Anybody may create Secrets with the label of a topology."""
+        of_pods: dict[str | None, set[str]] = defaultdict(set)
+        for pod in pods:
+            of_pods[pod.owner_uid].add(pod.token_digest)
+        seen = self._seen_tokens
+        self._seen_tokens = {
+            key: seen[key].without_unused(of_pods[t.uid])
+            for t in topologies
+            if (key := (t.namespace, names.token_secret_name(t.name, t.uid))) in seen
+        }
 
     # --- generation records -----------------------------------------------------
 
@@ -460,7 +469,7 @@ class ClusterCache:
         coordinators = coordinators_with_pods(pods)
         with self._lock:
             topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
-            self._forget_tokens_except(topologies)
+            self._forget_tokens(topologies, pods)
             self._forget_records_except(topologies)
             record_data = self._record_data
             silent, quarantined = dict(self._silent_since), dict(self._quarantined)

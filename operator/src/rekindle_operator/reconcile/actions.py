@@ -52,12 +52,12 @@ _ACCESS_KINDS = ("ServiceAccount", "Role", "RoleBinding")
 class EnsureObject:
     """Server-side apply an object of a topology that is missing, or differs from its manifest. The
     values of a Secret are those that it had, as far as they are known, or generated
-    (`rekindle_operator.tokens`). `settles_token`: no pod has the token before this one any more.
+    (`rekindle_operator.tokens`). `tokens_of_pods`: digests, for a Secret.
     `is_usable`: pods can work with the object as it is, so none waits for what is corrected."""
 
     namespace: str
     manifest: Manifest
-    settles_token: bool = False
+    tokens_of_pods: frozenset[str] = frozenset()
     is_usable: bool = False
 
     @property

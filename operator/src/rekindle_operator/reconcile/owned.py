@@ -16,12 +16,14 @@ def ensure_objects(context: ReconcileContext) -> list[EnsureObject]:
     if context.running is None or not context.needs_pods:
         return []
     view, snapshot = context.running.view, context.pass_inputs.snapshot
-    settles, has_token = settles_token(context), bool(context.token and context.token.token)
+    of_pods, has_token = _tokens_of_pods(context), bool(context.token and context.token.token)
     return [
-        EnsureObject(view.namespace, manifest, is_secret and settles, is_secret and has_token)
+        EnsureObject(view.namespace, manifest, of_pods, has_token)
+        if manifest["kind"] == "Secret"
+        else EnsureObject(view.namespace, manifest)
         for manifest in owned_objects(view)
-        if ((is_secret := manifest["kind"] == "Secret") and settles)
-        or not is_as_wanted(manifest, snapshot)
+        if not is_as_wanted(manifest, snapshot)
+        or (manifest["kind"] == "Secret" and _has_wrong_running_token(context))
     ]
 
 
@@ -30,8 +32,18 @@ def has_other_token(context: ReconcileContext, pod: PodView) -> bool:
     return context.token is not None and context.token.differs_from(pod.token_digest)
 
 
-def settles_token(context: ReconcileContext) -> bool:
-    """Whether the token was replaced, and no pod has the one before any more."""
-    if context.token is None or not context.token.is_replaced:
+def _has_wrong_running_token(context: ReconcileContext) -> bool:
+    """The Secret has a token before this one, and no pod has it any more; or pods have one that
+    the Secret does not have."""
+    token = context.token
+    if token is None or not token.is_complete:
         return False
-    return not any(has_other_token(context, pod) for pod in owned_pods(context) if not pod.ended)
+    others = _tokens_of_pods(context) - {token.token}
+    if not others:
+        return token.is_replaced
+    return "" not in others and token.running not in others
+
+
+def _tokens_of_pods(context: ReconcileContext) -> frozenset[str]:
+    """Digests."""
+    return frozenset(p.token_digest for p in owned_pods(context) if not p.ended)
