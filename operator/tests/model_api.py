@@ -74,6 +74,8 @@ class ModelApi(client.ApiClient):
     def call_api(self, method: str, url: str, *args: Any, **_: Any) -> Any:
         path, query = urlsplit(url).path, urlsplit(url).query
         if "dryRun" in query:
+            if path.endswith("/pods") and (full := self._over_quota(args[1])):
+                return full
             return Response(200, {"kind": "Pod", "metadata": {}})
         self.calls.append(f"{method} {path}")
         for error in self.errors:
@@ -135,12 +137,17 @@ class ModelApi(client.ApiClient):
 
     def _create_pod(self, manifest: dict[str, Any]) -> Response:
         name = manifest["metadata"]["name"]
-        if self.model.quota is not None and len(self.model.raw_pods) >= self.model.quota:
-            return _refused(403, f'pods "{name}" is forbidden: exceeded quota: few, limited: pods')
+        if full := self._over_quota(manifest):
+            return full
         if name in self.model.raw_pods:
             return _refused(409, "already exists")
         self.model.create_pod(copy.deepcopy(manifest))
         return self._found(self.model.raw_pods[name], "Pod")
+
+    def _over_quota(self, manifest: dict[str, Any]) -> Response | None:
+        message = self.model.quota_refusal()
+        name = manifest["metadata"]["name"]
+        return _refused(403, f'pods "{name}" is forbidden: {message}') if message else None
 
     def _delete_pod(self, name: str, options: dict[str, Any]) -> Response:
         raw = self.model.raw_pods.get(name)

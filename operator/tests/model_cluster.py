@@ -297,8 +297,15 @@ class ModelCluster(ModelState):
                     shape, node, node_uid, pod_uid, self.now, cause
                 )
 
+    def quota_refusal(self) -> str:
+        """The API server's words, if one more pod is too many; else empty."""
+        used, limit = len(self.raw_pods), self.quota
+        if limit is None or used < limit:
+            return ""
+        return f"exceeded quota: few, requested: pods=1, used: pods={used}, limited: pods={limit}"
+
     def _admit(self, action: CreatePod) -> None:
-        full = self.quota is not None and len(self.raw_pods) >= self.quota
+        full = bool(self.quota_refusal())
         segment = action.manifest["metadata"]["labels"].get(names.LABEL_SEGMENT_NAME)
         if (
             full

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 from flights_example import flights_spec, with_replicas
+from model_api import ModelOperator
 from model_cluster import ModelCluster
 
 from rekindle import names
 from rekindle.errors import Problem
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import DryRunResult, record_digest
+from rekindle_operator.cluster.quota import PodExchange
 from rekindle_operator.reconcile.actions import DryRun
 from rekindle_operator.reconcile.core import reconcile
 
@@ -130,7 +132,7 @@ def test_all_that_a_generation_creates_is_validated_in_the_order_of_creation(
     assert coordinator["metadata"]["labels"][names.LABEL_ROLE] == names.ROLE_COORDINATOR
     assert "serviceAccountName" not in coordinator["spec"], "it need not exist yet"
     assert len(tasks) == len({pod["metadata"]["name"] for pod in tasks}) == 4
-    assert not dry_run.may_exceed_quota
+    assert dry_run.exchange is None
 
 
 def test_what_exists_is_not_validated_again(running: ModelCluster) -> None:
@@ -148,21 +150,109 @@ _OTHER_SQL = {
 _LARGER = {"resources": {"requests": {"cpu": "900m", "memory": "2Gi"}}}
 
 
+_LARGER_TASKS = {"operators": [{**o, **_LARGER} for o in flights_spec()["operators"]]}
+_LARGER_COORDINATOR = {"coordinator": {"resources": {"requests": {"cpu": "1"}}}}
+_LIMITS = {
+    "podTemplate": {
+        "spec": {"containers": [{"name": "task", "resources": {"limits": {"cpu": "3"}}}]}
+    }
+}
+_PODS, _CPU, _LIMIT = "pods=1", "requests.cpu=500m", "limits.cpu=1"
+
+
+def full_quota(cluster: ModelCluster, requested: str, room: int = 0) -> str:
+    """The API server's words about a quota that is used but for `room` cores, or pods, of each
+    resource; negative: it was lowered."""
+    name = requested.partition("=")[0]
+    cpu_m = sum(p.requests.cpu_m for p in cluster.pods())
+    used = {_PODS: f"{len(cluster.raw_pods)}000m", _CPU: f"{cpu_m}m", _LIMIT: "9000m"}[requested]
+    limited = int(used[:-1]) + 1000 * room
+    return (
+        f"exceeded quota: few, requested: {requested}, used: {name}={used}, "
+        f"limited: {name}={limited}m"
+    )
+
+
 @pytest.mark.parametrize(
-    ("edit", "fits"),
+    ("edit", "requested", "room", "fits"),
     [
-        (_HIGHER, True),
-        (_OTHER_SQL, True),
-        (with_replicas(3), False),
-        ({**_OTHER_SQL, **_LARGER}, False),
-        (with_replicas(1), True),
+        (_HIGHER, _PODS, -5, True),  # it creates no pod
+        (_HIGHER, _LIMIT, -5, True),
+        (with_replicas(1), _PODS, -5, True),
+        ({"suspend": True}, _PODS, -5, True),
+        (_OTHER_SQL, _PODS, 0, True),
+        (_OTHER_SQL, _CPU, 0, True),
+        (_OTHER_SQL, _PODS, -1, False),
+        (_OTHER_SQL, _LIMIT, 0, False),
+        (with_replicas(3), _PODS, 0, False),
+        (with_replicas(3), _PODS, 1, False),
+        (with_replicas(3), _PODS, 9, True),
+        ({**_OTHER_SQL, **_LARGER}, _CPU, 0, False),
+        (_LARGER_TASKS, _PODS, 0, True),
+        (_LARGER_TASKS, _CPU, 0, False),  # a roll replaces them
+        (_LARGER_TASKS, _CPU, 4, True),
+        (_LARGER_COORDINATOR, _CPU, 0, False),
+        (_LIMITS, _LIMIT, 0, False),
+        (_LIMITS, _PODS, 0, True),
     ],
 )
-def test_an_edit_needs_no_more_room_in_a_quota_than_what_it_replaces(
-    running: ModelCluster, edit: dict[str, Any], fits: bool
+def test_an_edit_fits_into_a_full_quota_by_the_numbers_of_all_pods_that_it_replaces(
+    running: ModelCluster, edit: dict[str, Any], requested: str, room: int, fits: bool
 ) -> None:
+    refusal = full_quota(running, requested, room)
     running.edit("flights", **edit)
-    assert dry_run_of(running).may_exceed_quota is fits
+    exchange = dry_run_of(running).exchange
+    assert exchange is not None
+    refused = ResourceAmounts(cpu_m=500, memory=1 << 30, pods=1)
+    assert exchange.fits(refusal, refused) is fits
+
+
+@pytest.mark.parametrize(
+    ("message", "fits"),
+    [
+        ("requested: cpu=1,pods=1, used: cpu=4,pods=2, limited: cpu=4,pods=2", True),
+        ("requested: cpu=1,pods=1, used: cpu=4,pods=2, limited: cpu=3,pods=2", False),
+        ("requested: cpu=1,limits.cpu=1, used: cpu=4,limits.cpu=1, limited: cpu=4,limits.cpu=9", 0),
+        ("requested: memory=2Gi, used: memory=4Gi, limited: memory=4Gi", True),
+        ("requested: memory=3Gi, used: memory=4Gi, limited: memory=4Gi", False),  # a sidecar
+        ("requested: requests.example.com/gpu=0, used: requests.example.com/gpu=1, limited: x", 0),
+        ("requested: count/pods=1, used: count/pods=2, limited: count/pods=9", False),
+        ("requested: pods=1, used: pods=2", False),
+        ("pods", False),
+    ],
+)
+def test_each_resource_of_a_full_quota_counts(message: str, fits: bool) -> None:
+    both = ResourceAmounts(cpu_m=2000, memory=4 << 30, pods=2)
+    refused = ResourceAmounts(cpu_m=1000, memory=2 << 30, pods=1)
+    refusal = f'pods "t" is forbidden: exceeded quota: a.b-c, {message}'
+    assert PodExchange(freed=both, needed=both).fits(refusal, refused) is bool(fits)
+
+
+def test_what_has_moved_is_freed_too(running: ModelCluster) -> None:
+    """Its pod is the one of its slot's other number."""
+    refusal = full_quota(running, _PODS)
+    for name, task in running.tasks().items():
+        assert task.slot is not None
+        labels = running.raw_pods[name]["metadata"]["labels"]
+        labels[names.LABEL_REPLICA] = str(task.slot.alternate.replica)
+    running.edit("flights", **_OTHER_SQL)
+    exchange = dry_run_of(running).exchange
+    assert exchange is not None
+    assert exchange.fits(refusal, ResourceAmounts(pods=1))
+
+
+def test_an_edit_in_a_quota_that_was_lowered_ends_nothing(running: ModelCluster) -> None:
+    operator = ModelOperator(running)
+    before = running.tasks().keys()
+    running.quota = len(running.raw_pods) - 4
+    running.edit("flights", **_OTHER_SQL)
+    operator.run(30)
+    assert running.condition("Valid")["reason"] == "QuotaFull"
+    assert running.tasks().keys() == before
+    running.quota += 4
+    operator.run(30)
+    assert running.condition("Valid")["status"] == "True"
+    assert running.condition("Available")["status"] == "True"
 
 
 def test_an_edit_waits_for_room_in_a_quota_and_nothing_changes(running: ModelCluster) -> None:

@@ -13,9 +13,11 @@ from test_operator_late_reports import pod
 
 from rekindle.names import COORDINATOR_KEY
 from rekindle.topology.model import Slot
+from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import topology_view
 from rekindle_operator.cluster.model import IncarnationRef
+from rekindle_operator.cluster.quota import PodExchange
 from rekindle_operator.execute import Executor
 from rekindle_operator.metrics import ACTIONS
 from rekindle_operator.reconcile.actions import (
@@ -130,11 +132,15 @@ def test_a_misspelt_field_of_a_template_is_a_problem() -> None:
     assert "correct spec.podTemplate" in problem.hint
 
 
+_FULL = "exceeded quota: few, requested: pods=1, used: pods=9, limited: pods=9"
+
+
 @pytest.mark.parametrize(
     ("message", "kind", "may_exceed", "problems", "waits"),
     [
-        ("exceeded quota: few, requested: pods=1", "Pod", False, 0, True),
-        ("exceeded quota: few, requested: pods=1", "Pod", True, 0, False),
+        (_FULL, "Pod", False, 0, True),
+        (_FULL, "Pod", True, 0, False),
+        ("exceeded quota: few, requested: pods=1", "Pod", True, 0, True),
         ("exceeded quota: few, requested: secrets=1", "Secret", True, 0, True),
         ("failed quota: few: must specify limits.cpu", "Pod", True, 1, False),
         ("cannot create resource", "Secret", True, 1, False),
@@ -145,10 +151,11 @@ def test_a_full_quota_is_no_problem_of_the_spec(
 ) -> None:
     api = Refusing(message=message)
     cluster = ClusterCache(api, None, lambda: 1000.0)
-    manifest = {"apiVersion": "v1", "kind": kind, "metadata": meta_of("t", "u")}
+    manifest = {"apiVersion": "v1", "kind": kind, "metadata": meta_of("t", "u"), "spec": {}}
     objects = (manifest,) if kind != "Pod" else ()
     pods = (("spec.podTemplate", manifest),) if kind == "Pod" else ()
-    dry_run = DryRun("default", "u", 3, objects, pods, may_exceed)
+    exchange = PodExchange(ResourceAmounts(pods=2), ResourceAmounts(pods=2))
+    dry_run = DryRun("default", "u", 3, objects, pods, exchange if may_exceed else None)
     executor_of(api, cluster, lambda: 1000.0).run([TopologyActions("default/t", (dry_run,))])
     result = cluster.snapshot().dry_runs["u", 3]
     assert (len(result.problems), bool(result.waits_for)) == (problems, waits)

@@ -329,6 +329,15 @@ def test_a_record_deleted_while_the_operator_runs_is_created_again(running: Mode
     assert "generation 2 keeps running" in running.condition("Valid")["message"]
 
 
+def test_only_records_that_are_accepted_are_kept_for_the_case_that_they_are_deleted(
+    running: ModelCluster,
+) -> None:
+    operator = ModelOperator(running)
+    forge(running, 7)
+    operator.run(2)
+    assert set(operator.snapshot().record_data) == set(listed(running).values())
+
+
 def test_no_older_generation_runs_while_the_record_of_the_newest_is_missing(
     running: ModelCluster,
 ) -> None:

@@ -27,6 +27,7 @@ from rekindle.errors import Problem
 from rekindle_operator import tokens
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.calls import call
+from rekindle_operator.cluster.convert import pod_requests
 from rekindle_operator.cluster.model import DryRunResult
 from rekindle_operator.dispatch import WORKERS, Dispatcher, NotLeading, Outcome
 from rekindle_operator.metrics import ACTIONS
@@ -178,20 +179,21 @@ class Executor:
     # --- kinds of actions -----------------------------------------------------
 
     def _dry_run(self, action: DryRun) -> None:
-        """A full quota is no problem of the spec: the generation waits, unless its pods need no
-        more than those that they replace."""
+        """A full quota is no problem of the spec: the generation waits, unless its pods fit into
+        it once they have replaced others."""
         problems, waits_for = [], ""
         for path, manifest in (*(("", m) for m in action.objects), *action.pods):
-            is_pod = manifest["kind"] == "Pod"
+            exchange = action.exchange if manifest["kind"] == "Pod" else None
             try:
                 self._dry_run_create(manifest)
             except ApiException as error:
                 if not _is_refusal(error):
                     raise
+                message = _message(error)
                 if not _is_over_quota(error):
-                    problems.append(_refused(path, manifest, _message(error)))
-                elif not (is_pod and action.may_exceed_quota):
-                    waits_for = waits_for or _message(error)
+                    problems.append(_refused(path, manifest, message))
+                elif exchange is None or not exchange.fits(message, pod_requests(manifest["spec"])):
+                    waits_for = waits_for or message
         result = DryRunResult(tuple(problems), self._clock(), waits_for)
         self._cluster.remember_dry_run(action.uid, action.generation, result)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from rekindle import names
 from rekindle_operator.cluster.model import IncarnationRef
+from rekindle_operator.cluster.quota import PodExchange
 from rekindle_operator.cluster.unsuitable import Cause
 from rekindle_operator.resources.common import Manifest
 
@@ -19,15 +20,15 @@ from rekindle_operator.resources.common import Manifest
 class DryRun:
     """Create with dry run all that a generation needs, in the order of creation, and remember the
     API server's result for this generation. `objects`: those that do not exist, but for pods.
-    `pods`: the field path for problems, and the pod. `may_exceed_quota`: the pods of the generation
-    need no more than those that they replace."""
+    `pods`: the field path for problems, and the pod. `exchange`: of the generation that runs for
+    this one; None if none runs."""
 
     namespace: str
     uid: str
     generation: int
     objects: tuple[Manifest, ...]
     pods: tuple[tuple[str, Manifest], ...]
-    may_exceed_quota: bool = False
+    exchange: PodExchange | None = None
 
 
 @dataclass(frozen=True, slots=True)

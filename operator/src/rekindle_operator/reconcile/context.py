@@ -24,6 +24,7 @@ from rekindle_operator.cluster.model import (
     TopologyView,
     record_digest,
 )
+from rekindle_operator.cluster.quota import PodExchange
 from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
 from rekindle_operator.dataplane import CoordinatorReport
 from rekindle_operator.pod_policy import policy_problems, task_limit_problems
@@ -43,9 +44,9 @@ from rekindle_operator.reconcile.records import (
 )
 from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.common import Manifest, generation_record, record_manifest
-from rekindle_operator.resources.coordinator import coordinator_pod
+from rekindle_operator.resources.coordinator import coordinator_pod, coordinator_template_digest
 from rekindle_operator.resources.owned import is_as_wanted, owned_objects, token_of
-from rekindle_operator.resources.task import task_pod
+from rekindle_operator.resources.task import task_pod, task_template_digest
 from rekindle_operator.settings import PodDefaults, Settings, Timing
 from rekindle_operator.tokens import TokenDigests
 from rekindle_operator.topology_status import TopologyStatus
@@ -335,32 +336,56 @@ def _dry_run(
         return Problem(path, "PodRefused", what, "correct spec.podTemplate")
     record = generation_record(view, defaults.image)
     missing = (m for m in owned_objects(view) if not is_as_wanted(m, snapshot))
+    exchange = None
+    if running is not None:
+        exchange = _pod_exchange(candidate, running, found.values(), pass_inputs)
     return DryRun(
         view.namespace,
         view.uid,
         view.generation,
         (record, *missing),
         tuple(found.items()),
-        may_exceed_quota=_needs_no_room(candidate, running, found.values(), snapshot),
+        exchange=exchange,
     )
 
 
-def _needs_no_room(
+def _pod_exchange(
     candidate: CompiledGeneration,
-    running: CompiledGeneration | None,
+    running: CompiledGeneration,
     pods: Iterable[Manifest],
-    snapshot: Snapshot,
-) -> bool:
-    """Whether the new pods of an edit request no more than those that they replace. `pods`: one of
-    each segment of the candidate, and others."""
-    if running is None:
-        return False
-    before, after = set(running.topology.slots()), set(candidate.topology.slots())
-    segments = {pod["metadata"]["labels"].get(names.LABEL_SEGMENT): pod["spec"] for pod in pods}
-    needed = total(pod_requests(segments[slot.segment]) for slot in after - before)
-    uid = candidate.view.uid
-    replaced = (p for p in snapshot.pods if p.owner_uid == uid and p.slot in before - after)
-    return total(p.requests for p in replaced).covers(needed)
+    pass_inputs: PassInputs,
+) -> PodExchange:
+    """Of all pods that the edit or a roll replaces. `pods`: the coordinator's, and one of each
+    segment of the candidate."""
+    defaults, uid = pass_inputs.settings.pods, candidate.view.uid
+    before, after = _template_digests(running, defaults), _template_digests(candidate, defaults)
+    ended = {slot for slot, digest in before.items() if after.get(slot) != digest}
+    created = [slot for slot, digest in after.items() if before.get(slot) != digest]
+    specs = {pod["metadata"]["labels"].get(names.LABEL_SEGMENT): pod["spec"] for pod in pods}
+    return PodExchange(
+        freed=total(
+            pod.requests
+            for pod in pass_inputs.snapshot.pods
+            if pod.owner_uid == uid and not pod.ended
+            if pod.slot in ended or (pod.slot is not None and pod.slot.alternate in ended)
+        ),
+        needed=total(pod_requests(specs[slot.segment if slot else None]) for slot in created),
+    )
+
+
+def _template_digests(
+    generation: CompiledGeneration, defaults: PodDefaults
+) -> dict[Slot | None, str]:
+    """Of the pods that it has, by slot; None: the coordinator."""
+    view, topology = generation.view, generation.topology
+    if topology.spec.suspend:
+        return {}
+    digests = {
+        segment.id: task_template_digest(view, topology, segment, defaults)
+        for segment in topology.segments
+    }
+    found: dict[Slot | None, str] = {slot: digests[slot.segment] for slot in topology.slots()}
+    return {**found, None: coordinator_template_digest(view, (), defaults)}
 
 
 def _unused_records(context: ReconcileContext, records: GenerationRecords) -> list[Action]:
