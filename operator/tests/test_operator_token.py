@@ -273,6 +273,35 @@ def test_an_older_version_of_a_secret_is_not_taken_for_its_newest() -> None:
     assert seen.token == "b"
 
 
+def test_tasks_that_restore_are_not_replaced_for_their_token(operator: ModelOperator) -> None:
+    """They respond to the coordinator: they are only not live yet."""
+    model = operator.model
+    before = {p.uid for p in model.tasks().values()}
+    model.task_reports = {name: {"phase": "Restoring"} for name in model.tasks()}
+    replace_token(model, "chosen", secret_of(model)["token"])
+    operator.run(40.0)
+    assert {p.uid for p in model.tasks().values()} == before
+    message = model.condition("Valid")["message"]
+    assert "8 of 8 pods are outdated" in message
+    assert "the roll waits for flown/0/0, " in message
+    model.task_reports.clear()
+    operator.run(60.0)
+    assert pods_by_token(model).keys() == {tokens.token_digest("chosen")}
+
+
+def test_a_replaced_token_waits_for_no_replica_without_a_node(operator: ModelOperator) -> None:
+    """It may wait for ever. It may also take the place of its partner, which then waits."""
+    model = operator.model
+    for name in "bc":
+        model.kill_node_until_not_ready(name)
+    operator.run(20.0)
+    assert any(p.node is None for p in model.tasks().values())
+    replace_token(model, "chosen", secret_of(model)["token"])
+    operator.run(90.0)
+    assert pods_by_token(model).keys() == {tokens.token_digest("chosen")}
+    assert set(model.query_states().values()) == {"Live"}
+
+
 def test_values_of_secrets_of_no_topology_are_not_kept(operator: ModelOperator) -> None:
     cache = operator.cache
     meta = {"namespace": "default", "name": "x-token", "uid": "u", "resourceVersion": "999999"}

@@ -204,7 +204,9 @@ def _notes(context: ReconcileContext, states: Sequence[SlotState]) -> Iterator[s
         yield f"priorities above the namespace's limit count as {limit}: {above}"
     if outdated := sum(s.outdated for s in states):
         pods = sum(s.pod is not None for s in states)
-        yield f"{outdated} of {pods} pods are outdated (an older spec, image or token)"
+        text = f"{outdated} of {pods} pods are outdated (an older spec, image or token)"
+        waits = roll.why_tasks_wait(context, states)
+        yield f"{text}; the roll waits for {waits}" if waits else text
     if why := why_roll_waits(context):
         yield f"the roll waits for a new coordinator ({why})"
     conflict = context.report.stream_conflict

@@ -41,7 +41,7 @@ def _must_stay(context: ReconcileContext, state: SlotState, partition: Sequence[
         return False
     if any(replica_state(context, s) is ReplicaState.LIVE for s in partition if s is not state):
         return False
-    first, *others = (s for s in partition if not s.is_successor and not _waits(context, s))
+    first, *others = (s for s in partition if not s.is_successor and not waits(context, s))
     return state is not first or not all(_fails(s) for s in others)
 
 
@@ -50,8 +50,8 @@ def _fails(state: SlotState) -> bool:
     return state.loss in _BY_CHOICE or bool(state.start_problem)
 
 
-def _waits(context: ReconcileContext, state: SlotState) -> bool:
-    """For a node or for its creation, and for longer than that takes."""
+def waits(context: ReconcileContext, state: SlotState) -> bool:
+    """For a node or for its creation, and for longer than these take."""
     pod, pass_inputs = state.pod, context.pass_inputs
     if pod is None:
         uncreated = state.uncreated_pod
