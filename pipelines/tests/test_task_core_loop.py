@@ -18,7 +18,6 @@ from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import SetProblem
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
@@ -36,6 +35,7 @@ from rekindle.task.core.loop import (
     TakeEpochs,
     TentativeCompleted,
 )
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.state import TaskState
 
 CHECKPOINT_EVERY = 4

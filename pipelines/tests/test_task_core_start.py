@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.protocol import RestorePoint, TaskProblem
-from rekindle.task.core.events import SetProblem
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.start import (
     NEXT,
     AwaitEngine,

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.protocol import PollRequest, RestorePoint, TaskRef
-from rekindle.task.core.events import Woken
 from rekindle.task.core.supervisor import (
     CALL_TIMEOUT_S,
     FLUSH_TIMEOUT_S,
@@ -17,23 +16,16 @@ from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
     EndProcess,
-    FailureReported,
-    PollAccepted,
     ProcessPhase,
     ReportDigests,
     RouteInputs,
     RunLoop,
     SetCommittedEntry,
     SetSinks,
-    SinksProgressed,
-    Started,
     StartTask,
-    StopRequested,
     StopSinks,
     SupervisorCore,
     SupervisorEffect,
-    SupervisorEvent,
-    TaskFailed,
     TruncateLog,
 )
 
@@ -59,47 +51,49 @@ class Process:
     running: bool = False
     failed: bool = False
 
-    def step(self, event: SupervisorEvent) -> list[SupervisorEffect]:
-        effects = self.core.step(event, self.now)
+    def perform(self, effects: list[SupervisorEffect]) -> list[SupervisorEffect]:
         for effect in effects:
             assert self.running or not isinstance(effect, NEEDS_COMPONENTS)
             self.starting |= isinstance(effect, StartTask)
         self.effects += effects
         return effects
 
+    def accept(self, poll: PollRequest) -> list[SupervisorEffect]:
+        return self.perform(self.core.poll_accepted(poll, self.now))
+
     def poll_without_restore_point(self) -> None:
-        self.step(PollAccepted(poll()))
+        self.accept(poll())
 
     def restore(self) -> None:
-        self.step(PollAccepted(RESTORE))
+        self.accept(RESTORE)
 
     def recompute(self) -> None:
-        self.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
+        self.accept(RESTORE.model_copy(update={"recompute": "boot"}))
 
     def start(self) -> None:
         if self.starting and self.core.phase is ProcessPhase.STARTING:
             self.starting, self.running = False, True
-            self.step(Started())
+            self.perform(self.core.started(self.now))
 
     def progress(self) -> None:
-        self.step(SinksProgressed([12, 30]))
+        self.perform(self.core.sinks_progressed([12, 30], self.now))
 
     def fail(self, permanent: bool = False) -> None:
         self.failed |= not self.core.ended
-        self.step(TaskFailed(permanent))
+        self.perform(self.core.task_failed(permanent, self.now))
 
     def fail_permanently(self) -> None:
         self.fail(permanent=True)
 
     def report(self) -> None:
-        self.step(FailureReported())
+        self.perform(self.core.failure_reported(self.now))
 
     def stop(self) -> None:
-        self.step(StopRequested())
+        self.perform(self.core.stop_requested(self.now))
 
     def pass_time(self) -> None:
         self.now += 3
-        self.step(Woken())
+        self.perform(self.core.woken(self.now))
 
     def ends(self) -> list[EndProcess]:
         return [e for e in self.effects if isinstance(e, EndProcess)]
@@ -164,8 +158,7 @@ def test_a_log_that_may_be_wrong_is_discarded_before_the_end(moves: list[str]) -
 def test_a_failure_ends_when_it_is_reported_or_in_time(moves: list[str]) -> None:
     process = play(moves)
     if process.core.phase is ProcessPhase.FAILED_UNREPORTED:
-        process.now += REPORT_FAILURE_S
-        process.step(Woken())
+        process.core.woken(process.now + REPORT_FAILURE_S)
         assert process.core.ended
 
 
@@ -193,8 +186,8 @@ def test_what_a_poll_changes_is_applied_in_order() -> None:
 
 def test_no_sink_loses_an_epoch_that_it_has_not_written() -> None:
     process = play(["restore", "start"])
-    assert process.step(SinksProgressed([12, 30])) == [TruncateLog(12)]
-    assert process.step(SinksProgressed([])) == [TruncateLog(20)]
+    assert process.core.sinks_progressed([12, 30], 0.0) == [TruncateLog(12)]
+    assert process.core.sinks_progressed([], 0.0) == [TruncateLog(20)]
 
 
 def test_a_task_whose_results_differ_each_time_stays() -> None:
@@ -212,28 +205,28 @@ def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
 
 def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
     process = play(["restore", "start"])
-    effects = process.step(PollAccepted(RESTORE.model_copy(update={"recompute": "boot"})))
+    effects = process.accept(RESTORE.model_copy(update={"recompute": "boot"}))
     assert [type(effect) for effect in effects] == [DiscardLog, StopSinks, EndProcess]
     other = play(["restore", "start"])
-    effects = other.step(PollAccepted(RESTORE.model_copy(update={"recompute": "an older boot"})))
+    effects = other.accept(RESTORE.model_copy(update={"recompute": "an older boot"}))
     assert DiscardLog() not in effects
 
 
 def test_a_task_discards_the_log_of_an_earlier_boot_before_it_starts() -> None:
     discard = {"discard_log": True}
-    assert Process().step(PollAccepted(poll(**discard))) == [DiscardLog()]
-    effects = Process().step(PollAccepted(RESTORE.model_copy(update=discard)))
+    assert Process().accept(poll(**discard)) == [DiscardLog()]
+    effects = Process().accept(RESTORE.model_copy(update=discard))
     assert [type(effect) for effect in effects] == [DiscardLog, StartTask, RouteInputs]
     running = play(["restore", "start"])
-    assert DiscardLog() not in running.step(PollAccepted(RESTORE.model_copy(update=discard)))
+    assert DiscardLog() not in running.accept(RESTORE.model_copy(update=discard))
 
 
 def test_a_task_that_has_to_compare_files_does_so_from_its_start_on() -> None:
     """The sinks compare files of earlier incarnations, also after a start from a partner's state,
     which arrives after the poll."""
     compare = {"compare_files": True}
-    assert Process().step(PollAccepted(poll(**compare))) == [CompareSinkFiles()]
-    effects = Process().step(PollAccepted(RESTORE.model_copy(update=compare)))
+    assert Process().accept(poll(**compare)) == [CompareSinkFiles()]
+    effects = Process().accept(RESTORE.model_copy(update=compare))
     assert [type(effect) for effect in effects] == [CompareSinkFiles, StartTask, RouteInputs]
     running = play(["restore", "start"])
-    assert CompareSinkFiles() not in running.step(PollAccepted(RESTORE.model_copy(update=compare)))
+    assert CompareSinkFiles() not in running.accept(RESTORE.model_copy(update=compare))

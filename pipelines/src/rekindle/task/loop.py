@@ -28,7 +28,6 @@ from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
 from rekindle.task.core.branches import Taken
-from rekindle.task.core.events import SetProblem
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
@@ -45,6 +44,7 @@ from rekindle.task.core.loop import (
     TakeEpochs,
     TentativeCompleted,
 )
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.inputs import Inputs

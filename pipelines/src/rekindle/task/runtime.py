@@ -14,8 +14,9 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import pyarrow as pa
 
@@ -40,7 +41,6 @@ from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
-from rekindle.task.core.events import Woken
 from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
@@ -48,25 +48,17 @@ from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
     EndProcess,
-    FailureReported,
-    PollAccepted,
     ProcessPhase,
     ReportDigests,
     RouteInputs,
     RunLoop,
     SetCommittedEntry,
     SetSinks,
-    SinksProgressed,
-    Started,
     StartMoved,
     StartTask,
-    StateMoved,
-    StopRequested,
     StopSinks,
     SupervisorCore,
     SupervisorEffect,
-    SupervisorEvent,
-    TaskFailed,
     TruncateLog,
 )
 from rekindle.task.discard import mark_comparison, mark_for_discard
@@ -90,6 +82,8 @@ TICK_S = 0.05
 STOP_S = 5.0
 """How long Spark may take to stop."""
 
+SupervisorEvent = Callable[[float], list[SupervisorEffect]]
+"""What happened: a method of the core, but for the time."""
 _log = logging.getLogger(__name__)
 
 
@@ -183,16 +177,13 @@ class TaskRuntime:
         while not self._core.ended:
             try:
                 for event in self._next_events():
-                    self._step(event)
+                    for effect in event(time.monotonic()):
+                        self._apply(effect)
             except Exception as error:
                 if self._core.ended:
                     raise
                 self._fail_with(error)
         return self._exit_status
-
-    def _step(self, event: SupervisorEvent) -> None:
-        for effect in self._core.step(event, time.monotonic()):
-            self._apply(effect)
 
     # -- events ----------------------------------------------------------------------------------
 
@@ -207,20 +198,20 @@ class TaskRuntime:
         if not failed_before and not self._failed:  # only once: it may raise in each tick
             self._find_failure()
         if self._failed and not failed_before:
-            yield TaskFailed(self._failed_permanently)
+            yield partial(self._core.task_failed, self._failed_permanently)
         elif self._stopping:
-            yield StopRequested()
+            yield self._core.stop_requested
         elif self._core.phase is ProcessPhase.FAILED_UNREPORTED and self.polls.failure_reported:
-            yield FailureReported()
+            yield self._core.failure_reported
         else:
             if (desired := self._new_poll()) is not None:
-                yield PollAccepted(self._apply_movement(desired))
+                yield partial(self._core.poll_accepted, self._apply_movement(desired))
                 running = self._running
                 if running is not None and running.branched is not None:
                     running.branched.update_partner(desired.partner, self.status.boot_id)
             if (moved := self._newcomer.installed) is not None and not self._moved:
                 self._moved = True
-                yield StateMoved(moved.moved.state.epoch)
+                yield partial(self._core.state_moved, moved.moved.state.epoch)
             yield self._progress()
 
     def _apply_movement(self, desired: PollRequest) -> PollRequest:
@@ -242,7 +233,7 @@ class TaskRuntime:
         if self._core.phase is ProcessPhase.STARTING:
             return self._advance_start()
         if self._core.phase is not ProcessPhase.RUNNING or running is None:
-            return Woken()
+            return self._core.woken
         self._update_fetched(running)
         self.status.update_phase()
         running.donor.tick()
@@ -250,7 +241,8 @@ class TaskRuntime:
             self._update_branches(running.branched)
         if running.earlier.compare_files_from is not None and running.sinks.all_compared():
             running.earlier.stop_comparing()
-        return SinksProgressed([s.durable for s in running.sinks.progress()])
+        durable = [sink.durable for sink in running.sinks.progress()]
+        return partial(self._core.sinks_progressed, durable)
 
     def _update_branches(self, branched: BranchedInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
@@ -351,11 +343,11 @@ class TaskRuntime:
             case RunLoop():
                 running.loop_thread.start()
 
-    def _advance_start(self) -> Started | Woken:
+    def _advance_start(self) -> SupervisorEvent:
         if (prepared := self._startup.advance()) is None:
-            return Woken()
+            return self._core.woken
         self._running = self._with_components(prepared)
-        return Started()
+        return self._core.started
 
     def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log

@@ -31,7 +31,7 @@ from rekindle.task.attempts import AttemptFile
 from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
-from rekindle.task.core.events import SetProblem
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,

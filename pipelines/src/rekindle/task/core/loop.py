@@ -30,7 +30,7 @@ from rekindle.errors import RekindleError
 from rekindle.protocol import TaskProblem
 from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
-from rekindle.task.core.events import SetProblem
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.state import TaskState
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)

@@ -15,7 +15,7 @@ from enum import StrEnum
 from rekindle.backoff import BackoffPolicy
 from rekindle.errors import RekindleError
 from rekindle.protocol import RestorePoint, TaskProblem
-from rekindle.task.core.events import SetProblem
+from rekindle.task.core.problems import SetProblem
 
 _BACKOFF = BackoffPolicy(first_s=0.05, longest_s=5.0)
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
 
 from rekindle.errors import RekindleError
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, Upstream
-from rekindle.task.core.events import Woken
 
 REPORT_FAILURE_S = 5.0
 """How long a failed task waits for the poll to which it reports the failure."""
@@ -28,52 +26,6 @@ SAVER_TIMEOUT_S = 5.0
 """Timeouts of an end (`EndProcess`): of the loop's call, the sinks and the saver."""
 _ABORT_TIMEOUT_S = 0.5
 """How long a failed task waits for its threads."""
-
-
-# -- events --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class PollAccepted:
-    """The newest poll that is not `ask_only`: the desired state."""
-
-    poll: PollRequest
-
-
-@dataclass(frozen=True, slots=True)
-class StateMoved:
-    """A partner's state after `epoch`, and its log, are installed."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """State, inputs, engine and log are ready."""
-
-
-@dataclass(frozen=True, slots=True)
-class SinksProgressed:
-    """`durable`: the newest durable epoch of each sink."""
-
-    durable: Sequence[int]
-
-
-@dataclass(frozen=True, slots=True)
-class TaskFailed:
-    """`permanent`: the next boot would fail again."""
-
-    permanent: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class FailureReported:
-    """A response has reported to a coordinator that the task failed."""
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    pass
 
 
 # -- effects -------------------------------------------------------------------------------------
@@ -159,16 +111,6 @@ class EndProcess:
     saver_s: float
 
 
-SupervisorEvent = (
-    PollAccepted
-    | StateMoved
-    | Started
-    | SinksProgressed
-    | TaskFailed
-    | FailureReported
-    | StopRequested
-    | Woken
-)
 SupervisorEffect = (
     StartTask
     | StartMoved
@@ -256,31 +198,12 @@ class SupervisorCore:
         """Whether a poll requires this boot to end, because its results may be wrong."""
         return poll is not None and poll.recompute == self._boot_id
 
-    def step(self, event: SupervisorEvent, now: float) -> list[SupervisorEffect]:
-        """Raises InvalidProcessPhase."""
+    # -- events; they raise InvalidProcessPhase --------------------------------------------------
+
+    def poll_accepted(self, poll: PollRequest, now: float) -> list[SupervisorEffect]:
+        """The newest poll that is not `ask_only`: the desired state."""
         if self.ended:
             return []
-        match event:
-            case PollAccepted(poll):
-                return self._poll_accepted(poll)
-            case StateMoved(epoch):
-                return self._state_moved(epoch)
-            case Started():
-                self._enter(ProcessPhase.RUNNING)
-                return [*self._apply_desired(), RunLoop()]
-            case SinksProgressed(durable):
-                return self._truncate(durable)
-            case TaskFailed(permanent):
-                return self._task_failed(permanent, now)
-            case FailureReported():
-                return self._end() if self.phase is ProcessPhase.FAILED_UNREPORTED else []
-            case StopRequested():
-                return self._end()
-            case Woken():
-                return self._end() if self.wake_at is not None and now >= self.wake_at else []
-        assert_never(event)
-
-    def _poll_accepted(self, poll: PollRequest) -> list[SupervisorEffect]:
         self._desired = poll
         if self.must_recompute(poll) and self.phase is not ProcessPhase.FAILED_UNREPORTED:
             # Sinks stop before the running call ends: its output in the log may be wrong too.
@@ -298,17 +221,57 @@ class SupervisorCore:
                 return self._apply_desired()
         return []
 
-    def _before_start(self, poll: PollRequest) -> list[SupervisorEffect]:
-        """What may be wrong of earlier boots."""
-        discard: list[SupervisorEffect] = [DiscardLog()] if poll.discard_log else []
-        return [*discard, CompareSinkFiles()] if poll.compare_files else discard
-
-    def _state_moved(self, epoch: int) -> list[SupervisorEffect]:
+    def state_moved(self, epoch: int, now: float) -> list[SupervisorEffect]:
+        """A partner's state after `epoch`, and its log, are installed."""
         if self.phase is not ProcessPhase.WAITING:
             return []  # it has failed meanwhile
         self._enter(ProcessPhase.STARTING)
         upstreams = self._desired.upstreams if self._desired is not None else ()
         return [StartMoved(epoch), RouteInputs(upstreams)]
+
+    def started(self, now: float) -> list[SupervisorEffect]:
+        """State, inputs, engine and log are ready."""
+        if self.ended:
+            return []
+        self._enter(ProcessPhase.RUNNING)
+        return [*self._apply_desired(), RunLoop()]
+
+    def sinks_progressed(self, durable: Sequence[int], now: float) -> list[SupervisorEffect]:
+        """`durable`: the newest durable epoch of each sink. The log is truncated to the floor, but
+        keeps epochs that a sink has not written. The same floor is applied again and again, because
+        epochs below it may be appended after it came."""
+        desired = self._desired
+        if self.phase is not ProcessPhase.RUNNING or desired is None or desired.floor is None:
+            return []
+        return [TruncateLog(min([desired.floor, *durable]))]
+
+    def task_failed(self, permanent: bool, now: float) -> list[SupervisorEffect]:
+        """`permanent`: the next boot would fail again."""
+        if self._failed or self.ended:
+            return []
+        self._failed = True
+        self._enter(
+            ProcessPhase.FAILED_PERMANENTLY if permanent else ProcessPhase.FAILED_UNREPORTED
+        )
+        if not permanent:
+            self._report_until = now + REPORT_FAILURE_S
+        return [StopSinks()]
+
+    def failure_reported(self, now: float) -> list[SupervisorEffect]:
+        """A response has reported to a coordinator that the task failed."""
+        return self._end() if self.phase is ProcessPhase.FAILED_UNREPORTED else []
+
+    def stop_requested(self, now: float) -> list[SupervisorEffect]:
+        return self._end() if not self.ended else []
+
+    def woken(self, now: float) -> list[SupervisorEffect]:
+        """Time has passed."""
+        return self._end() if self.wake_at is not None and now >= self.wake_at else []
+
+    def _before_start(self, poll: PollRequest) -> list[SupervisorEffect]:
+        """What may be wrong of earlier boots."""
+        discard: list[SupervisorEffect] = [DiscardLog()] if poll.discard_log else []
+        return [*discard, CompareSinkFiles()] if poll.compare_files else discard
 
     def _apply_desired(self) -> list[SupervisorEffect]:
         """Apply the newest desired state to a running task."""
@@ -321,25 +284,6 @@ class SupervisorCore:
             ReportDigests(desired.digests_of),
             SetCommittedEntry(desired.committed, frozenset(desired.refused)),
         ]
-
-    def _truncate(self, durable: Sequence[int]) -> list[SupervisorEffect]:
-        """Truncate to the floor, but keep epochs that a sink has not written. The same floor is
-        applied again and again, because epochs below it may be appended after it came."""
-        desired = self._desired
-        if self.phase is not ProcessPhase.RUNNING or desired is None or desired.floor is None:
-            return []
-        return [TruncateLog(min([desired.floor, *durable]))]
-
-    def _task_failed(self, permanent: bool, now: float) -> list[SupervisorEffect]:
-        if self._failed:
-            return []
-        self._failed = True
-        self._enter(
-            ProcessPhase.FAILED_PERMANENTLY if permanent else ProcessPhase.FAILED_UNREPORTED
-        )
-        if not permanent:
-            self._report_until = now + REPORT_FAILURE_S
-        return [StopSinks()]
 
     def _end(self, flush_s: float = FLUSH_TIMEOUT_S) -> list[SupervisorEffect]:
         self._enter(ProcessPhase.ENDED)

@@ -42,7 +42,6 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
-from rekindle.task.core.events import SetProblem, Woken
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -62,6 +61,7 @@ from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaverCore, SaverEffect
 from rekindle.task.core.sink import (
     SinkCore,
@@ -76,24 +76,16 @@ from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
     EndProcess,
-    FailureReported,
-    PollAccepted,
     ReportDigests,
     RouteInputs,
     RunLoop,
     SetCommittedEntry,
     SetSinks,
-    SinksProgressed,
-    Started,
     StartMoved,
     StartTask,
-    StateMoved,
-    StopRequested,
     StopSinks,
     SupervisorCore,
     SupervisorEffect,
-    SupervisorEvent,
-    TaskFailed,
     TruncateLog,
 )
 from rekindle.task.state import TaskState
@@ -171,12 +163,11 @@ class TaskCore:
             return [RefusePoll(refused.status, str(refused))]
         effects: list[TaskEffect] = [Respond(self.response())]
         if self.status.phase is TaskPhase.FAILED:
-            effects += self._step_supervisor(FailureReported())
+            effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
         if changed:
             effects += self._update_movement(poll)
-            effects += self._step_supervisor(
-                PollAccepted(self.movement.without_early_restore(poll))
-            )
+            accepted = self.movement.without_early_restore(poll)
+            effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(accepted, now))
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -228,12 +219,10 @@ class TaskCore:
         restored = self.saver.state_complete if complete else self.saver.state_incomplete
         if complete:
             self.status.restoring = None
-        phase_effects = self._update_phase()
-        saver_effects = restored(self._now)
         return [
-            *phase_effects,
-            *saver_effects,
-            *self._step_supervisor(Started()),
+            *self._update_phase(),
+            *restored(now),
+            *self._apply_supervisor_effects(self.supervisor.started(now)),
             *self._truncate(),
         ]
 
@@ -310,13 +299,13 @@ class TaskCore:
 
     def stop_requested(self, now: float) -> list[TaskEffect]:
         self._now = now
-        return self._step_supervisor(StopRequested())
+        return self._apply_supervisor_effects(self.supervisor.stop_requested(now))
 
     def woken(self, now: float) -> list[TaskEffect]:
         """Time has passed."""
         self._now = now
         effects = [
-            *self._step_supervisor(Woken()),
+            *self._apply_supervisor_effects(self.supervisor.woken(now)),
             *self._apply_start_effects(self.start.woken(now)),
         ]
         effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
@@ -344,7 +333,8 @@ class TaskCore:
         effects: list[TaskEffect] = []
         for effect in newcomer_effects:
             if isinstance(effect, StartFrom):
-                effects += self._step_supervisor(StateMoved(effect.epoch))
+                moved = self.supervisor.state_moved(effect.epoch, self._now)
+                effects += self._apply_supervisor_effects(moved)
             else:
                 effects.append(effect)
         return effects
@@ -354,9 +344,11 @@ class TaskCore:
 
     # -- the supervisor --------------------------------------------------------------------------
 
-    def _step_supervisor(self, event: SupervisorEvent) -> list[TaskEffect]:
+    def _apply_supervisor_effects(
+        self, supervisor_effects: Sequence[SupervisorEffect]
+    ) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
-        for effect in self.supervisor.step(event, self._now):
+        for effect in supervisor_effects:
             effects += self._apply_supervisor_effect(effect)
         return effects
 
@@ -418,7 +410,7 @@ class TaskCore:
         if self.parts is None:
             return []
         durable = [core.next_epoch - 1 for core in self._sink_cores()]
-        return self._step_supervisor(SinksProgressed(durable))
+        return self._apply_supervisor_effects(self.supervisor.sinks_progressed(durable, self._now))
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -529,7 +521,8 @@ class TaskCore:
         epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
         segment = self._settings.ref.segment
         self.status.fail(TaskProblem(message=str(error), where=segment, epoch=epoch))
-        return self._step_supervisor(TaskFailed(permanent=isinstance(error, NotDeterministic)))
+        permanent = isinstance(error, NotDeterministic)
+        return self._apply_supervisor_effects(self.supervisor.task_failed(permanent, self._now))
 
     # -- sinks -----------------------------------------------------------------------------------
 

@@ -1,15 +1,10 @@
-"""What all cores of a task have in common: being woken, reporting problems. Pure."""
+"""What a core reports to be wrong with its part of the task. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from rekindle.protocol import TaskProblem
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """Time has passed, or what the core waits for may have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
