@@ -206,6 +206,30 @@ def test_a_replica_is_not_kept_for_a_node_that_has_its_partner(cluster: Refusing
     assert cluster.status()["phase"] == "Running"
 
 
+def test_a_replica_is_not_kept_for_a_node_that_others_fill(cluster: RefusingCluster) -> None:
+    """The operator cannot move pods of other owners."""
+    for name in "ab":
+        cluster.add_node(name)
+    cluster.settle()
+    lost = next(p for p in cluster.tasks().values() if p.node == "b")
+    cluster.add_node("c")
+    meta = {"name": "foreign", "namespace": "other", "uid": "f", "resourceVersion": "1"}
+    cluster.raw_pods["foreign"] = {
+        "metadata": {**meta, "labels": {}},
+        "spec": {
+            "nodeName": "c",
+            "containers": [{"name": "x", "resources": {"requests": {"cpu": "3900m"}}}],
+        },
+        "status": {"phase": "Running"},
+    }
+    cluster.unsuitable = cluster.unsuitable.with_refusal(
+        lost.shape, "b", cluster.nodes["b"].uid, "some-pod", cluster.now
+    )
+    cluster.delete_pod(lost.name, lost.uid, 0)
+    cluster.settle()
+    assert cluster.places()[None] == 0
+
+
 def test_an_edit_replaces_all_pods_that_cannot_start(cluster: RefusingCluster) -> None:
     """Partners, too: none of them has anything to lose."""
     for name in "abc":
