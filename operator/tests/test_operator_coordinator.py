@@ -121,6 +121,19 @@ def test_a_coordinator_that_works_stays_while_its_successor_is_not_created(
     assert old.name not in [action.name for action in found if isinstance(action, DeletePod)]
 
 
+def test_a_coordinator_whose_secret_is_missing_stays(running: ModelCluster) -> None:
+    """Another one would not start either, unless the topology was edited."""
+    missing = {"reason": "CreateContainerConfigError", "message": 'secret "key" not found'}
+    container = {"name": "coordinator", "state": {"waiting": missing}}
+    bind_new_coordinator(running, phase="Pending", containerStatuses=[container])
+    pass_time(running, 400)
+    assert running.coordinator().incarnation == 1
+    assert 'secret "key" not found' in running.condition("Ready")["message"]
+    running.edit("flights", podTemplate={"spec": {"nodeSelector": {"kubernetes.io/hostname": "b"}}})
+    pass_time(running, 5)
+    assert running.coordinator().incarnation == 2
+
+
 @pytest.mark.parametrize("taken", [0, 1])
 def test_room_that_a_task_makes_is_for_the_coordinator(running: ModelCluster, taken: int) -> None:
     """Its request is the last one of each pass, as it may be by chance. Two tasks make room. If

@@ -173,6 +173,26 @@ def test_a_pod_whose_secret_is_missing_stays_on_its_node(cluster: RefusingCluste
     assert all('secret "key" not found' in w for w in waiting)
 
 
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [
+        ("CreateContainerConfigError", "failed to sync secret cache: timed out"),
+        ("ImageInspectError", "content digest sha256:01: not found"),
+        ("PostStartHookError", ""),
+    ],
+)
+def test_a_pod_moves_after_an_error_that_may_be_its_nodes(
+    cluster: RefusingCluster, reason: str, message: str
+) -> None:
+    for name in "abc":
+        cluster.add_node(name)
+    cluster.broken = {"a": {"waiting": {"reason": reason, "message": message}}}
+    cluster.settle()
+    cluster.run_for(400.0, step_s=20.0)
+    assert "a" not in cluster.places()
+    assert cluster.status()["phase"] == "Running"
+
+
 def test_a_replica_is_not_kept_for_a_node_that_has_its_partner(cluster: RefusingCluster) -> None:
     for name in "ab":
         cluster.add_node(name)
@@ -184,6 +204,30 @@ def test_a_replica_is_not_kept_for_a_node_that_has_its_partner(cluster: Refusing
     cluster.delete_pod(lost.name, lost.uid, 0)
     cluster.settle()
     assert cluster.status()["phase"] == "Running"
+
+
+def test_a_replica_is_not_kept_for_a_node_that_others_fill(cluster: RefusingCluster) -> None:
+    """The operator cannot move pods of other owners."""
+    for name in "ab":
+        cluster.add_node(name)
+    cluster.settle()
+    lost = next(p for p in cluster.tasks().values() if p.node == "b")
+    cluster.add_node("c")
+    meta = {"name": "foreign", "namespace": "other", "uid": "f", "resourceVersion": "1"}
+    cluster.raw_pods["foreign"] = {
+        "metadata": {**meta, "labels": {}},
+        "spec": {
+            "nodeName": "c",
+            "containers": [{"name": "x", "resources": {"requests": {"cpu": "3900m"}}}],
+        },
+        "status": {"phase": "Running"},
+    }
+    cluster.unsuitable = cluster.unsuitable.with_refusal(
+        lost.shape, "b", cluster.nodes["b"].uid, "some-pod", cluster.now
+    )
+    cluster.delete_pod(lost.name, lost.uid, 0)
+    cluster.settle()
+    assert cluster.places()[None] == 0
 
 
 def test_an_edit_replaces_all_pods_that_cannot_start(cluster: RefusingCluster) -> None:

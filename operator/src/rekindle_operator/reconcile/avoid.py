@@ -6,13 +6,12 @@ Design: docs/design/recovery.md#gates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from rekindle_operator.cluster.unsuitable import Cause
 from rekindle_operator.reconcile.actions import AvoidNode
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss, LossAssessment
-from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 
 # What the scheduler says of a node that lacks something itself. Of capacity, taints and selectors
 # the plan knows; other messages are about the pod (a missing claim).
@@ -69,12 +68,3 @@ def _cause_of_scheduler(message: str) -> Cause | None:
 
 def _has(message: str, texts: Iterable[str]) -> bool:
     return any(text in message for text in texts)
-
-
-def avoided_if_another_fits(
-    pod: PodToPlace, nodes: frozenset[str], empty: Mapping[str, NodeCapacity]
-) -> frozenset[str]:
-    """`nodes`, unless no other node could run the pod: then none of them is avoided. `empty`: the
-    usable nodes, with nothing on them but the other replicas of the pod's partition."""
-    others = (node for name, node in empty.items() if name not in nodes)
-    return nodes if any(node.fits(pod) for node in others) else frozenset()

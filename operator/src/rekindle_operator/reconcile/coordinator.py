@@ -25,6 +25,7 @@ from rekindle_operator.reconcile.context import (
 )
 from rekindle_operator.reconcile.roll import is_replaced_by_roll
 from rekindle_operator.recovery.misfits import Misfits, PodToPlace
+from rekindle_operator.recovery.start_failures import is_same_everywhere
 from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.coordinator import (
     coordinator_pod,
@@ -338,6 +339,8 @@ def _why_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None
     since = snapshot.pods_in_phase_since.get(pod.uid)
     if pod.node is None or since is None:
         return ""
+    if is_same_everywhere(pod.container_error) and _would_be_the_same(context, pod):
+        return ""
     failing_since = snapshot.failing_since.get(pod.uid)
     if (
         pod.container_error
@@ -350,6 +353,12 @@ def _why_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None
     if pod.phase != "Running" and now - since > timing.coordinator_pull_s:
         return f"its node {pod.node} did not start its pod"
     return ""
+
+
+def _would_be_the_same(context: ReconcileContext, pod: PodView) -> bool:
+    assert context.running is not None
+    defaults = context.pass_inputs.settings.pods
+    return pod.shape == coordinator_shape(context.running.view, defaults)
 
 
 def _why_unscheduled(context: ReconcileContext, pod: PodView) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from rekindle.names import COORDINATOR_KEY
@@ -27,7 +28,7 @@ from rekindle_operator.reconcile.actions import (
     WriteStatus,
 )
 from rekindle_operator.reconcile.avoid import nodes_to_avoid
-from rekindle_operator.reconcile.capacity import measure_capacity
+from rekindle_operator.reconcile.capacity import capacity_left_by, measure_capacity
 from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.context import (
     PassInputs,
@@ -85,6 +86,7 @@ from rekindle_operator.reconcile.status import (
 )
 from rekindle_operator.recovery.balance import NodeLoads
 from rekindle_operator.recovery.losses import assess_nodes
+from rekindle_operator.recovery.misfits import NodeCapacity
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.settings import Settings
@@ -139,11 +141,12 @@ def reconcile_all(
     observed = topologies.run(lambda view: _observe(view, pass_inputs), views)
 
     # 3. Find what each topology needs: pods, a coordinator.
-    needs = topologies.run(_find_needs, observed)
+    find_needs = partial(_find_needs, _without_topologies(pass_inputs))
+    needs = topologies.run(find_needs, observed)
 
     # 4. Where nothing waits, begin a move to an emptier node.
     capacity = _measure_capacity(pass_inputs, list(needs.values()))
-    needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies)
+    needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies, find_needs)
 
     # 5. Make one plan over all topologies: which queries come back, on which nodes.
     plan = plan_all([n.plan_input for n in needs.values()], capacity)
@@ -235,7 +238,16 @@ class RecordMissing(Exception):
     """Of the generation that runs: nothing can be decided."""
 
 
-def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
+def _without_topologies(pass_inputs: PassInputs) -> dict[str, NodeCapacity]:
+    """See `with_pods_to_place`; empty if no node is unsuitable for any pod, since nothing asks."""
+    snapshot = pass_inputs.snapshot
+    foreign = (p for p in snapshot.pods if p.topology is None)
+    return capacity_left_by(pass_inputs, foreign) if snapshot.unsuitable else {}
+
+
+def _find_needs(
+    without_topologies: Mapping[str, NodeCapacity], observed: ObservedTopology
+) -> TopologyNeeds:
     context, states = observed.context, observed.states
     if context.missing_record:
         raise RecordMissing(context.missing_record)
@@ -246,7 +258,7 @@ def _find_needs(observed: ObservedTopology) -> TopologyNeeds:
         replacements(context, states, coordinator.refused),
         surplus_replicas(context, states),
     )
-    return TopologyNeeds(observed, with_pods_to_place(plan_input), coordinator)
+    return TopologyNeeds(observed, with_pods_to_place(plan_input, without_topologies), coordinator)
 
 
 def _begin_rebalancing(
@@ -254,6 +266,7 @@ def _begin_rebalancing(
     needs: Mapping[str, TopologyNeeds],
     capacity: Capacity,
     topologies: IsolatedTopologies,
+    find_needs: Callable[[ObservedTopology], TopologyNeeds],
 ) -> dict[str, TopologyNeeds]:
     """The needs, of which one may have the successor of a task that moves to an emptier node: one
     in a pass, since it changes how full nodes are."""
@@ -265,7 +278,7 @@ def _begin_rebalancing(
         for uid in sorted(may_move, key=lambda uid: may_move[uid].context.view.key):
             moving = topologies.run(lambda o: _with_move(o, loads), {uid: may_move[uid]})
             if uid in moving and moving[uid] is not may_move[uid]:
-                found |= topologies.run(_find_needs, moving)
+                found |= topologies.run(find_needs, moving)
                 break
     return {uid: n for uid, n in found.items() if uid not in topologies.errors}
 

@@ -20,6 +20,7 @@ from rekindle_operator.reconcile.context import ReconcileContext, coordinator_po
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.misfits import Misfits, NodeCapacity, PodToPlace
 from rekindle_operator.recovery.plan import OVER_NAMESPACE_LIMIT
+from rekindle_operator.recovery.start_failures import is_same_everywhere
 from rekindle_operator.topology_status import QueryEntry, QueryState
 
 REASON_LIMIT = 400
@@ -341,9 +342,17 @@ def stale_report_message(context: ReconcileContext) -> str:
     """A text that does not change while the report stays outdated."""
     if context.report_stale_since is None:
         return "the coordinator's report is fresh"
-    coordinator = coordinator_without_node(context)
+    coordinator = _coordinator_waits_for(context)
     stale = f"no report from the coordinator since {rfc3339(context.report_stale_since)}"
     return stale + (f"; {coordinator}" if coordinator else "")
+
+
+def _coordinator_waits_for(context: ReconcileContext) -> str:
+    """A node, or a Secret or ConfigMap that does not exist. Empty: neither."""
+    newest = max(coordinator_pods(context), key=lambda p: p.incarnation, default=None)
+    if newest is not None and is_same_everywhere(newest.container_error):
+        return f"the start of the coordinator ({newest.container_error[:REASON_LIMIT]})"
+    return coordinator_without_node(context)
 
 
 def coordinator_without_node(context: ReconcileContext) -> str:
@@ -388,5 +397,5 @@ def _waiting_for(
     if worst is ReplicaState.UNKNOWN:
         return f"{stale_report_message(context)}; the state of {shown} is unknown"
     detail = f" ({reasons[0][:REASON_LIMIT]})" if reasons else ""
-    coordinator = coordinator_without_node(context)
+    coordinator = _coordinator_waits_for(context)
     return f"{what} {shown}{detail}" + (f"; {coordinator}" if coordinator else "")

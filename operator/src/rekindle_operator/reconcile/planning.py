@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from rekindle.names import ANNOTATION_SHAPE
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
-from rekindle_operator.cluster.model import NodeView, PodView
+from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import OpenGate, PlanRank
-from rekindle_operator.reconcile.avoid import avoided_if_another_fits
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.moves import places_left
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
@@ -58,12 +57,16 @@ def partition_key(uid: str, slot: Slot) -> str:
     return f"{uid}/{slot.segment}/{slot.partition}"
 
 
-def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
+def with_pods_to_place(
+    plan_input: PlanInput, without_topologies: Mapping[str, NodeCapacity]
+) -> PlanInput:
     """With the slots that are about to have a pod, or have a gated one. A pod avoids nodes that
-    are unsuitable for pods of its shape."""
+    are unsuitable for pods of its shape. `without_topologies`: the usable nodes, less what pods of
+    other owners use of them, which the operator cannot move."""
     uid, pass_inputs = plan_input.context.view.uid, plan_input.context.pass_inputs
     usable, unsuitable = pass_inputs.losses.usable_nodes, pass_inputs.snapshot.unsuitable
     manifests = {m.state.slot.key: m.create.manifest for m in plan_input.replacements}
+    replicas = _replicas_by_partition(uid, plan_input.states)
     found = {}
     for state in plan_input.states:
         key, pod = state.slot.key, None
@@ -81,27 +84,28 @@ def with_pods_to_place(plan_input: PlanInput) -> PlanInput:
             # No capacity is kept for a pod that the API server refuses.
             to_place = replace(to_place, avoid=frozenset(usable))
         elif refused_by := unsuitable.get(shape):
-            empty = _with_partners(plan_input.states, state, to_place.group, usable)
-            to_place = replace(to_place, avoid=avoided_if_another_fits(to_place, refused_by, empty))
+            partners = replicas[to_place.group]
+            nodes = (
+                replace(node, replicas=frozenset(partners[name])) if name in partners else node
+                for name, node in without_topologies.items()
+                if name not in refused_by
+            )
+            avoid = refused_by if any(node.fits(to_place) for node in nodes) else frozenset()
+            to_place = replace(to_place, avoid=avoid)  # none if no other node could run the pod
         found[key] = PodCandidate(state, to_place, pod)
     return replace(plan_input, candidates=found)
 
 
-def _with_partners(
-    states: Iterable[SlotState], state: SlotState, group: str, usable: Mapping[str, NodeView]
-) -> dict[str, NodeCapacity]:
-    """The usable nodes, with nothing on them but replicas of the slot's partition."""
-    partition = state.slot.segment, state.slot.partition
-    partners: dict[str | None, set[tuple[str, int]]] = defaultdict(set)
-    for other in states:
-        is_partner = (other.slot.segment, other.slot.partition) == partition
-        if is_partner and other.holds_capacity and other.pod is not None:
-            node = other.pod.node or other.pod.required_node
-            partners[node].add((group, other.slot.replica_index))
-    return {
-        name: NodeCapacity(node, node.allocatable, frozenset(partners.get(name, ())))
-        for name, node in usable.items()
-    }
+def _replicas_by_partition(
+    uid: str, states: Iterable[SlotState]
+) -> Mapping[str, Mapping[str | None, set[tuple[str, int]]]]:
+    """By partition and node."""
+    found: dict[str, dict[str | None, set[tuple[str, int]]]] = defaultdict(lambda: defaultdict(set))
+    for state in states:
+        if state.holds_capacity and state.pod is not None:
+            group, node = partition_key(uid, state.slot), state.pod.node or state.pod.required_node
+            found[group][node].add((group, state.slot.replica_index))
+    return found
 
 
 def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:

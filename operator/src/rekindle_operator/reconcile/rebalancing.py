@@ -39,7 +39,7 @@ from rekindle_operator.reconcile.slots import (
     task_pods,
 )
 from rekindle_operator.recovery.balance import MovableTask, NodeLoads
-from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.settings import Timing
 from rekindle_operator.topology_status import QueryState, RebalancingEntry
@@ -239,8 +239,9 @@ def _successor(context: ReconcileContext, other: SlotState) -> SlotState:
 
 def _to_place(context: ReconcileContext, successor: SlotState) -> PodToPlace:
     """As the plan will see it once it is to be created."""
-    states = (successor,)
-    planned = with_pods_to_place(PlanInput(context, states, replacements(context, states)))
+    states, usable = (successor,), context.pass_inputs.losses.usable_nodes
+    empty = {name: NodeCapacity(node, node.allocatable) for name, node in usable.items()}
+    planned = with_pods_to_place(PlanInput(context, states, replacements(context, states)), empty)
     return planned.candidates[successor.slot.key].to_place
 
 

@@ -10,24 +10,15 @@ Design: docs/design/recovery.md#gates.
 
 from __future__ import annotations
 
+import re
+
 from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.recovery.losses import Loss, LossAssessment, growing_timeout
 from rekindle_operator.settings import Timing
 
 _MAX_NODES = 3
-_OWN_FAULTS = (
-    "CrashLoopBackOff",
-    "exit code",  # and with which reason, while it has not restarted yet
-    "ImagePullBackOff",
-    "ErrImagePull",
-    "ErrImageNeverPull",
-    "RegistryUnavailable",
-    "CreateContainerError",
-    "RunContainerError",
-    "StartError",
-)
-"""Errors that may be the node's. Others are the same on every node, as of a Secret that does not
-exist (`CreateContainerConfigError`); the kubelet tries again by itself."""
+_CONFIG = "CreateContainerConfigError"
+_MISSING = re.compile(r"(secret|configmap)s? \"[^\"]*\" not found|couldn't find key", re.IGNORECASE)
 _SEE_EVENTS = "its volumes, network or image are not ready; the pod's Events say which"
 
 
@@ -46,7 +37,7 @@ class StartFailures:
         """None: it runs, or may still start, or no other node is likely to start it."""
         if pod.node is None or not pod.shape or not self._has_timed_out(pod):
             return None
-        if pod.container_error and not _may_be_the_nodes(pod.container_error):
+        if is_same_everywhere(pod.container_error):
             return None
         if not self._may_start_elsewhere(pod, pod.node):
             return None
@@ -84,7 +75,7 @@ class StartFailures:
         )
 
 
-def _may_be_the_nodes(container_error: str) -> bool:
-    """By the reason; how the container ended before does not count."""
-    reason = container_error.split(": ")[1]
-    return any(fault in reason for fault in _OWN_FAULTS)
+def is_same_everywhere(container_error: str) -> bool:
+    """A Secret, a ConfigMap or a key does not exist: the kubelet tries again by itself. Any other
+    error may be the node's."""
+    return f": {_CONFIG}" in container_error and _MISSING.search(container_error) is not None
