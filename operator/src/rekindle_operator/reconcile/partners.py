@@ -16,8 +16,7 @@ from dataclasses import replace
 
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
-from rekindle_operator.reconcile.planning import MAX_FAILED_CREATES
-from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.reconcile.slots import MAX_FAILED_CREATES, SlotState
 from rekindle_operator.recovery.losses import Loss
 
 _BY_CHOICE = (Loss.CANNOT_START, Loss.CRASHING, Loss.ROLLED)

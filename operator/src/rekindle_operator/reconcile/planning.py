@@ -22,14 +22,13 @@ from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.moves import places_left
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_operator.reconcile.replacements import TaskReplacement
-from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.reconcile.slots import MAX_FAILED_CREATES, SlotState
 from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import DownQuery, Plan, SpareReplica, make_plan
 from rekindle_operator.resources.task import open_gate_patch
 
 _TOGETHER = "capacity: what is free is too little for all that waits, or is kept for other queries"
-MAX_FAILED_CREATES = 2  # attempts; a quota may refuse the first until this pass has deleted pods
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,13 @@ from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.moves import problem_of
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.planning import (
-    MAX_FAILED_CREATES,
     PlanInput,
     partition_key,
     with_pods_to_place,
 )
 from rekindle_operator.reconcile.replacements import replacements
 from rekindle_operator.reconcile.slots import (
+    MAX_FAILED_CREATES,
     RebalancingMove,
     SlotPair,
     SlotState,

@@ -30,6 +30,8 @@ from rekindle_operator.resources.task import task_template_digest
 from rekindle_operator.settings import Settings
 from rekindle_operator.topology_status import QueryState, TopologyPhase
 
+MAX_FAILED_CREATES = 2  # attempts; a quota may refuse the first until this pass has deleted pods
+
 
 @dataclass(frozen=True, slots=True)
 class RebalancingMove:
