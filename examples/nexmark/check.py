@@ -23,6 +23,51 @@ ORACLE = {
     "q0": "SELECT auction, bidder, price, date_time, extra FROM bids",
     "q1": "SELECT auction, bidder, 0.908 * price AS price, date_time, extra FROM bids",
     "q2": "SELECT auction, price FROM bids WHERE auction % 123 = 0",
+    "q3": """
+        SELECT person.name, person.city, person.state, auction.id
+        FROM auctions AS auction JOIN persons AS person ON auction.seller = person.id
+        WHERE auction.category = 10 AND person.state IN ('OR', 'ID', 'CA')""",
+    "q4": """
+        SELECT category, avg(final) AS final
+        FROM (
+            SELECT auction.id, auction.category, max(bid.price) AS final
+            FROM auctions AS auction JOIN bids AS bid ON auction.id = bid.auction
+                AND bid.date_time BETWEEN auction.date_time AND auction.expires
+            GROUP BY ALL)
+        GROUP BY ALL""",
+    "q5": """
+        WITH counts AS (
+            SELECT auction, window_end, count(*) AS num
+            FROM (
+                SELECT auction, unnest(range(
+                    time_bucket(INTERVAL 2 SECOND, date_time) + INTERVAL 2 SECOND,
+                    time_bucket(INTERVAL 2 SECOND, date_time) + INTERVAL 12 SECOND,
+                    INTERVAL 2 SECOND)) AS window_end
+                FROM bids)
+            GROUP BY ALL)
+        SELECT window_end, auction, num FROM counts
+        QUALIFY num = max(num) OVER (PARTITION BY window_end)""",
+    "q7": """
+        SELECT auction, bidder, price, date_time, extra FROM bids
+        QUALIFY price = max(price) OVER (
+            PARTITION BY time_bucket(INTERVAL 10 SECOND, date_time))""",
+    "q8": """
+        SELECT DISTINCT person.id, person.name,
+            time_bucket(INTERVAL 10 SECOND, person.date_time) AS window_start
+        FROM persons AS person JOIN auctions AS auction ON person.id = auction.seller
+            AND time_bucket(INTERVAL 10 SECOND, person.date_time)
+                = time_bucket(INTERVAL 10 SECOND, auction.date_time)""",
+    "q11": """
+        SELECT min(date_time) AS window_start, max(date_time) + INTERVAL 10 SECOND AS window_end,
+            bidder, count(*) AS bid_count
+        FROM (
+            SELECT bidder, date_time, sum(begins) OVER (
+                PARTITION BY bidder ORDER BY date_time ROWS UNBOUNDED PRECEDING) AS number
+            FROM (
+                SELECT bidder, date_time, CAST(date_time - lag(date_time) OVER (
+                    PARTITION BY bidder ORDER BY date_time) > INTERVAL 10 SECOND AS INT) AS begins
+                FROM bids))
+        GROUP BY bidder, number""",
     "q12": """
         SELECT time_bucket(INTERVAL 10 SECOND, date_time) AS window_start,
             window_start + INTERVAL 10 SECOND AS window_end, bidder, count(*) AS bid_count
@@ -41,6 +86,14 @@ ORACLE = {
             min(price) AS min_price, max(price) AS max_price, avg(price) AS avg_price,
             sum(price) AS sum_price
         FROM bids GROUP BY ALL""",
+    "q20": """
+        SELECT bid.auction, bid.bidder, bid.price, bid.channel, bid.url,
+            bid.date_time AS bid_date_time, bid.extra AS bid_extra, auction.item,
+            auction.description, auction.initial_bid, auction.reserve,
+            auction.date_time AS auction_date_time, auction.expires, auction.seller,
+            auction.category, auction.extra AS auction_extra
+        FROM bids AS bid JOIN auctions AS auction ON bid.auction = auction.id
+        WHERE auction.category = 10""",
     "q21": f"""
         SELECT auction, bidder, price, channel, CASE lower(channel)
             WHEN 'apple' THEN '0' WHEN 'google' THEN '1' WHEN 'facebook' THEN '2'
