@@ -11,10 +11,9 @@ from kubernetes import client
 from test_operator_late_reports import pod
 
 from rekindle.names import GATE, LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
-from rekindle.protocol import CheckpointProblemKind
+from rekindle.report import CheckpointProblemKind, read_report
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import IncarnationRef
-from rekindle_operator.dataplane import read_report
 from rekindle_operator.probe import start_due_probes
 from rekindle_operator.settings import Timing
 
