@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
 from rekindle.checkpoints.manifest import Gap, Manifest, QueryStart
-from rekindle.coordinator.model import Generation, MissingResults
+from rekindle.coordinator.model import Generation
 from rekindle.protocol import BegunWindow
+from rekindle.report import MissingResults
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Segment, Topology
@@ -190,10 +191,10 @@ def _missing_results(gap: Gap, from_us: int, to_us: int) -> MissingResults:
     )
 
 
-def _time(us: int) -> str | None:
-    """RFC 3339; None if it is no time of the calendar, as before the first row."""
+def _time(us: int) -> str:
+    """RFC 3339; empty if it is no time of the calendar, as before the first row."""
     try:
         text = datetime.fromtimestamp(us // 1_000_000, UTC).replace(microsecond=us % 1_000_000)
     except (ValueError, OverflowError, OSError):
-        return None
+        return ""
     return text.isoformat().replace("+00:00", "Z")
