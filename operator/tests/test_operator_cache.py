@@ -99,6 +99,18 @@ def test_another_silence_counts_from_its_own_begin(cluster: ClusterCache, clock:
     assert found.suspects_silent_since == found.silence_began_at == {SILENT: 1007.5}
 
 
+def test_another_topology_of_a_name_starts_without_memory(cluster: ClusterCache) -> None:
+    cluster.topologies.put(report(1))
+    cluster.topologies.put(report(2, suspected=True, silentSeconds=1.5))
+    found = cluster.snapshot()
+    assert (set(found.suspects_silent_since), set(found.report_times)) == ({SILENT}, {"uid"})
+    other = report(3)
+    other["metadata"]["uid"] = "other"
+    cluster.topologies.put(other)
+    found = cluster.snapshot()
+    assert (set(found.suspects_silent_since), set(found.report_times)) == (set(), {"other"})
+
+
 def test_silence_is_observed_since_the_start_or_the_last_pause(
     cluster: ClusterCache, clock: Clock
 ) -> None:

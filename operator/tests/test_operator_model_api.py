@@ -78,6 +78,26 @@ def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOper
     assert terms == ["new"]
 
 
+def test_no_pass_begins_at_the_end_of_the_process(operator: ModelOperator) -> None:
+    """It would find the executor's threads gone."""
+    leads: Any = SimpleNamespace(wait_leading=lambda timeout_s: True, begin_pass=lambda: 1)
+    passes = threading.Semaphore(0)
+    cache: Any = SimpleNamespace(
+        relist_mirrors=lambda: True,
+        forget_uncreated_pods=lambda: None,
+        wait_for_pass_request=lambda timeout_s: True,
+    )
+    arguments = (cache, operator.executor, operator.uncached, operator.model.settings, leads)
+    loop = ControlLoop(*arguments, lambda: 0.0, sleep=lambda seconds: None)
+    loop.run_pass = passes.release  # type: ignore[method-assign]
+    threading.Thread(target=loop.run, daemon=True).start()
+    assert passes.acquire(timeout=10.0)
+    loop.end(10.0)
+    while passes.acquire(blocking=False):
+        pass
+    assert not passes.acquire(timeout=0.2)
+
+
 def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:
     operator.run(6.0)
     snapshot = replace(operator.snapshot(), stalled_watches=("pods",))

@@ -32,6 +32,8 @@ from rekindle_operator.probe import HealthProber
 from rekindle_operator.settings import read_settings
 from rekindle_operator.uncached_check import UncachedCheck
 
+_LAST_PASS_S = 2.0  # for the pass in progress at the end of the process
+
 logger = logging.getLogger(__name__)
 
 
@@ -81,9 +83,13 @@ def main() -> None:
         )
         control.start()
 
+    def end() -> None:
+        leader.release()
+        loop.end(_LAST_PASS_S)
+
     # In the main thread, until SIGTERM or SIGINT.
     kopf.run(
-        registry=make_registry(begin, leader.release),
+        registry=make_registry(begin, end),
         # Kopf's default is the user's name, and the user of a pod may have none.
         identity=cast(Any, settings.election.identity),
         standalone=True,  # the leader election decides who acts

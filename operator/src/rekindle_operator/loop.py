@@ -6,6 +6,7 @@ Design: docs/design/kubernetes.md#watching.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 
@@ -102,6 +103,7 @@ class ControlLoop:
         self._observed_recoveries: set[tuple[str, str]] = set()  # (topology uid, start)
         self._has_seen_history = False
         self._errors: dict[str, str] = {}  # topology -> error that was logged last
+        self._passing = threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -121,8 +123,13 @@ class ControlLoop:
             if not self._begin_pass():
                 self._sleep(_RELIST_RETRY_S)
                 continue
-            self.run_pass()
+            with self._passing:
+                self.run_pass()
             self._passed_at = self._monotonic()
+
+    def end(self, timeout_s: float) -> None:
+        """At shutdown: wait for the pass in progress; no other one begins."""
+        self._passing.acquire(timeout=timeout_s)
 
     def _begin_pass(self) -> bool:
         """False: this replica has just become the leader, and cannot list objects."""
