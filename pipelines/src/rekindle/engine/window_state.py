@@ -17,8 +17,7 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -30,13 +29,19 @@ import pyarrow as pa
 from rekindle.engine.epochs import EPOCH, Clock
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.compaction import compact
-from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, OperatorState, append, drop
+from rekindle.engine.state.operator import (
+    BEGIN_OF_PANES,
+    END_OF_PANES,
+    OperatorState,
+    append,
+    chained,
+    drop,
+)
 from rekindle.engine.state.panes import closing_windows, each_window, without_stale_tree_nodes
 from rekindle.engine.state.runs import HASH, PANE, Merge, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.exchange.hashing import hash_rows
-from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 ROW_COUNT = "__n"
 LATE = -(2**63) + 1
@@ -187,7 +192,7 @@ def _append(shape: WindowShape, state: OperatorState, rows: _Rows, part: Clock) 
         return state
     touched = np.unique(rows.panes[first:end])
     epochs = _sorted_epochs(rows, first, end)
-    digest = _chained(state.digest, epochs)
+    digest = chained(state.digest, epochs)
     tables = [table for _, table in epochs]
     state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
     return without_stale_tree_nodes(replace(state, digest=digest), touched, shape.assigner.pane_us)
@@ -200,15 +205,6 @@ def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Tabl
         (int(rows.epochs[a]), sort(rows.table.slice(a, b - a)))
         for a, b in pairwise([first, *starts.tolist(), end])
     ]
-
-
-def _chained(digest: str, epochs: Sequence[tuple[int, pa.Table]]) -> str:
-    """The digest of a state after these epochs. Epochs without rows do not change it, because a
-    call may leave them out."""
-    for epoch, rows in epochs:
-        text = f"{digest}/{epoch}/{digest_table(rows)}"
-        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
-    return digest
 
 
 def _close(

@@ -14,7 +14,8 @@ Design: docs/decisions/0044-window-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -25,6 +26,7 @@ import pyarrow as pa
 from rekindle.engine.state.remote import prioritize
 from rekindle.engine.state.runs import BUCKETS, Int64s, Run, RunShape
 from rekindle.errors import StateMismatch
+from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 COMPACTION_RATIO = 1.6
 """How many rows may be compacted for each row that is appended."""
@@ -159,6 +161,15 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
         seq=seq,
         credit=state.credit + int(COMPACTION_RATIO * run.rows),
     )
+
+
+def chained(digest: str, epochs: Sequence[tuple[int, pa.Table]]) -> str:
+    """The digest of a state after these epochs. Epochs without rows do not change it, because a
+    call may leave them out."""
+    for epoch, rows in epochs:
+        text = f"{digest}/{epoch}/{digest_table(rows)}"
+        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return digest
 
 
 def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorState:
