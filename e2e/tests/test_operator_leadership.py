@@ -74,3 +74,15 @@ def test_a_killed_leader_is_soon_replaced(operators: list[OperatorProcess]) -> N
     leader.kill()
     wait_for("the other leads", other.leads, START_S)
     assert time.monotonic() - began < _REPLACED_S
+
+
+def test_a_leader_that_is_ended_gives_the_leadership_back(
+    plane: ControlPlane, operators: list[OperatorProcess]
+) -> None:
+    """The last one is left: nobody takes the Lease meanwhile."""
+    (leader,) = wait_for("one leads", lambda: _leaders(operators), START_S)
+    leader.process.terminate()
+    assert leader.process.wait(10) == 0
+    holder = ("get", "lease", "rekindle-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    assert plane.kubectl(*holder) == ""
+    assert leader.unexpected_lines() == []

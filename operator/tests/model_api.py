@@ -249,7 +249,7 @@ class ModelOperator:
             ),
             "topologies": (
                 topologies,
-                lambda: self.cache.replace_topologies(
+                lambda: self.cache.topologies.replace(
                     [topology_json(t) for t in topologies], version
                 ),
             ),

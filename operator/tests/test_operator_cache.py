@@ -11,10 +11,9 @@ from kubernetes import client
 from test_operator_late_reports import pod
 
 from rekindle.names import GATE, LABEL_ROLE, LABEL_TOPOLOGY, ROLE_TASK
-from rekindle.protocol import CheckpointProblemKind
+from rekindle.report import CheckpointProblemKind, read_report
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.model import IncarnationRef
-from rekindle_operator.dataplane import read_report
 from rekindle_operator.probe import start_due_probes
 from rekindle_operator.settings import Timing
 
@@ -56,11 +55,11 @@ def report(version: int, **task: Any) -> dict[str, Any]:
 
 
 def test_silence_began_before_the_suspicion_was_read(cluster: ClusterCache, clock: Clock) -> None:
-    cluster.put_topology(report(1, suspected=True, silentSeconds=1.6))
+    cluster.topologies.put(report(1, suspected=True, silentSeconds=1.6))
     clock.now += 2
-    cluster.put_topology(report(2, suspected=True, silentSeconds=1.6))
+    cluster.topologies.put(report(2, suspected=True, silentSeconds=1.6))
     assert cluster.snapshot().suspects_silent_since == {SILENT: pytest.approx(998.4)}
-    cluster.put_topology(report(3, suspected=False))
+    cluster.topologies.put(report(3, suspected=False))
     assert cluster.snapshot().suspects_silent_since == {}
 
 
@@ -69,7 +68,7 @@ def test_silence_does_not_count_while_the_operator_was_down(
 ) -> None:
     cluster.reset_timers()
     clock.now += 1
-    cluster.put_topology(report(1, suspected=True, silentSeconds=60))
+    cluster.topologies.put(report(1, suspected=True, silentSeconds=60))
     assert cluster.snapshot().suspects_silent_since == {SILENT: 1000.0}
 
 
@@ -77,27 +76,39 @@ def test_a_pause_of_the_operator_does_not_change_when_a_silence_was_reported_fir
     cluster: ClusterCache, clock: Clock
 ) -> None:
     one = {"suspected": True, "silentSeconds": 1.5, "suspectedSince": "2026-01-01T00:00:00Z"}
-    cluster.put_topology(report(1, **one))
+    cluster.topologies.put(report(1, **one))
     clock.now += 20
     cluster.reset_timers()
-    cluster.put_topology(report(2, **one))
+    cluster.topologies.put(report(2, **one))
     found = cluster.snapshot()
     assert found.suspects_silent_since == {SILENT: 1020.0}
     assert found.silence_began_at == {SILENT: 998.5}
-    cluster.put_topology(report(3, **one | {"suspectedSince": "2026-01-01T00:00:19Z"}))
+    cluster.topologies.put(report(3, **one | {"suspectedSince": "2026-01-01T00:00:19Z"}))
     assert cluster.snapshot().silence_began_at == {SILENT: 1018.5}, "another silence"
-    cluster.replace_topologies([], 9)
+    cluster.topologies.replace([], 9)
     assert cluster.snapshot().silence_began_at == {}
 
 
 def test_another_silence_counts_from_its_own_begin(cluster: ClusterCache, clock: Clock) -> None:
     """The report between the two, in which the task responds, was never seen."""
     silent = {"suspected": True, "silentSeconds": 1.5}
-    cluster.put_topology(report(1, **silent, suspectedSince="2026-01-01T00:00:00.000Z"))
+    cluster.topologies.put(report(1, **silent, suspectedSince="2026-01-01T00:00:00.000Z"))
     clock.now += 9
-    cluster.put_topology(report(3, **silent, suspectedSince="2026-01-01T00:00:09.000Z"))
+    cluster.topologies.put(report(3, **silent, suspectedSince="2026-01-01T00:00:09.000Z"))
     found = cluster.snapshot()
     assert found.suspects_silent_since == found.silence_began_at == {SILENT: 1007.5}
+
+
+def test_another_topology_of_a_name_starts_without_memory(cluster: ClusterCache) -> None:
+    cluster.topologies.put(report(1))
+    cluster.topologies.put(report(2, suspected=True, silentSeconds=1.5))
+    found = cluster.snapshot()
+    assert (set(found.suspects_silent_since), set(found.report_times)) == ({SILENT}, {"uid"})
+    other = report(3)
+    other["metadata"]["uid"] = "other"
+    cluster.topologies.put(other)
+    found = cluster.snapshot()
+    assert (set(found.suspects_silent_since), set(found.report_times)) == (set(), {"other"})
 
 
 def test_silence_is_observed_since_the_start_or_the_last_pause(
@@ -126,7 +137,7 @@ def test_pods_with_a_forged_owner_are_not_probed(
     cluster: ClusterCache, clock: Clock, namespace: str, is_probed: bool
 ) -> None:
     """Their responses would not count, and the pods that count would not be probed."""
-    cluster.put_topology(report(1))
+    cluster.topologies.put(report(1))
     found = replace(pod("p", "a"), namespace=namespace, owner_uid="uid")
     cluster.pods._views = {(namespace, "p"): found}
     pods, _ = start_due_probes(cluster, clock.now, Timing())
@@ -146,7 +157,7 @@ def test_after_a_cut_silence_of_pods_counts_anew(cluster: ClusterCache) -> None:
 
 
 def test_a_time_of_silence_that_cannot_be_parsed_is_zero(cluster: ClusterCache) -> None:
-    cluster.put_topology(report(1, suspected=True, silentSeconds="long"))
+    cluster.topologies.put(report(1, suspected=True, silentSeconds="long"))
     assert cluster.snapshot().suspects_silent_since == {SILENT: 1000.0}
 
 
@@ -167,7 +178,7 @@ def test_a_report_with_wrong_types_is_no_error(
 ) -> None:
     raw = report(1)
     raw["status"]["dataPlane"] |= values
-    cluster.replace_topologies([raw, report(2)], 2)
+    cluster.topologies.replace([raw, report(2)], 2)
     assert read_report(raw["status"]["dataPlane"]).head_epoch is None
 
 
@@ -260,8 +271,8 @@ def test_tasks_of_other_namespaces_only_use_capacity(clock: Clock) -> None:
 def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    class Requested(Exception):
-        """Not an error of the API server: after those a mirror waits and tries again."""
+    class Requested(BaseException):
+        """No Exception: after those a mirror waits."""
 
     called: list[str] = []
 
@@ -271,15 +282,27 @@ def test_with_a_namespace_only_nodes_and_pods_are_listed_everywhere(
 
     monkeypatch.setattr(client.ApiClient, "call_api", call)
     for namespace, places in (
-        (None, ["/api/v1/configmaps", "/apis/coordination.k8s.io/v1/leases"]),
+        (
+            None,
+            [
+                "/api/v1/configmaps",
+                "/apis/coordination.k8s.io/v1/leases",
+                "/apis/rekindle.dev/v1alpha1/streamtopologies",
+            ],
+        ),
         (
             "a",
-            ["/api/v1/namespaces/a/configmaps", "/apis/coordination.k8s.io/v1/namespaces/a/leases"],
+            [
+                "/api/v1/namespaces/a/configmaps",
+                "/apis/coordination.k8s.io/v1/namespaces/a/leases",
+                "/apis/rekindle.dev/v1alpha1/namespaces/a/streamtopologies",
+            ],
         ),
     ):
         called.clear()
         cluster = ClusterCache(client.ApiClient(), namespace, lambda: 0.0)
-        for mirror in (cluster.nodes, cluster.pods, cluster.generation_records, cluster.leases):
+        first = (cluster.nodes, cluster.pods, cluster.generation_records, cluster.leases)
+        for mirror in (*first, cluster.topologies):
             with pytest.raises(Requested):
                 mirror._request()
         assert called == ["/api/v1/nodes", "/api/v1/pods", *places]

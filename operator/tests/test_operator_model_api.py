@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -65,30 +64,38 @@ def test_a_refused_topology_delays_no_other(operator: ModelOperator) -> None:
 
 
 def test_a_new_leader_lists_everything_before_its_first_pass(operator: ModelOperator) -> None:
-    listed: list[str] = []
-
-    def lists(works: bool) -> Callable[[], bool]:
-        def list_topologies() -> bool:
-            listed.append("topologies")
-            return works
-
-        return list_topologies
-
-    def relist_mirrors() -> bool:
-        listed.append("mirrors")
-        return True
-
+    works = iter([False, True])
     leader: Any = SimpleNamespace(begin_pass=lambda: 1)
-    cache: Any = SimpleNamespace(relist_mirrors=relist_mirrors, forget_uncreated_pods=lambda: None)
+    cache: Any = SimpleNamespace(
+        relist_mirrors=lambda: next(works), forget_uncreated_pods=lambda: None
+    )
     arguments = (cache, operator.executor, operator.uncached, operator.model.settings, leader)
-    assert not ControlLoop(*arguments, lists(False), lambda: 0.0)._begin_pass()
     terms: list[str] = []
-    loop = ControlLoop(*arguments, lists(True), lambda: 0.0, lambda: terms.append("new"))
+    loop = ControlLoop(*arguments, lambda: 0.0, lambda: terms.append("new"))
+    assert not loop._begin_pass()
     assert loop._begin_pass()
-    assert listed == ["mirrors", "topologies"] * 2
-    assert loop._begin_pass()
-    assert listed == ["mirrors", "topologies"] * 2, "in the same term nothing is listed again"
+    assert loop._begin_pass(), "in the same term nothing is listed again"
     assert terms == ["new"]
+
+
+def test_no_pass_begins_at_the_end_of_the_process(operator: ModelOperator) -> None:
+    """It would find the executor's threads gone."""
+    leads: Any = SimpleNamespace(wait_leading=lambda timeout_s: True, begin_pass=lambda: 1)
+    passes = threading.Semaphore(0)
+    cache: Any = SimpleNamespace(
+        relist_mirrors=lambda: True,
+        forget_uncreated_pods=lambda: None,
+        wait_for_pass_request=lambda timeout_s: True,
+    )
+    arguments = (cache, operator.executor, operator.uncached, operator.model.settings, leads)
+    loop = ControlLoop(*arguments, lambda: 0.0, sleep=lambda seconds: None)
+    loop.run_pass = passes.release  # type: ignore[method-assign]
+    threading.Thread(target=loop.run, daemon=True).start()
+    assert passes.acquire(timeout=10.0)
+    loop.end(10.0)
+    while passes.acquire(blocking=False):
+        pass
+    assert not passes.acquire(timeout=0.2)
 
 
 def test_a_stalled_watch_is_reported(operator: ModelOperator) -> None:

@@ -14,9 +14,7 @@ from model_cluster import ModelCluster
 from model_objects import topology_json
 
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.loop import TopologyLister
 from rekindle_operator.nesting import MAX_SPEC_DEPTH, is_too_deep, raise_recursion_limit
-from rekindle_operator.settings import Settings
 
 _API_SERVER_DEPTH = 10_000
 
@@ -35,14 +33,6 @@ def nested(levels: int) -> Any:
     for _ in range(levels):
         value = {"a": value}
     return value
-
-
-def relister(
-    cluster: ClusterCache, monkeypatch: pytest.MonkeyPatch, listing: Any
-) -> TopologyLister:
-    made = TopologyLister(client.ApiClient(), cluster, Settings())
-    monkeypatch.setattr(made._custom, "list_cluster_custom_object", lambda *_, **__: listing())
-    return made
 
 
 def cache() -> ClusterCache:
@@ -78,30 +68,26 @@ def test_the_depth_of_a_spec_is_limited(levels: int) -> None:
     assert is_too_deep([nested(levels - 1), {}]) is (levels >= MAX_SPEC_DEPTH)
 
 
-def test_a_topology_that_cannot_be_parsed_hides_no_other(
-    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_topology_that_cannot_be_parsed_hides_no_other(cluster: ModelCluster) -> None:
     good = topology_json(cluster.topologies["flights"])
     bad = {"metadata": {"namespace": "default", "name": "bad", "uid": "uid-bad"}}
-    listed = {"metadata": {"resourceVersion": "9"}, "items": [bad, good]}
     found = cache()
-    assert relister(found, monkeypatch, lambda: listed).list_once()
+    found.topologies.replace([bad, good], 9)
     assert [t.name for t in found.snapshot().topologies] == ["flights"]
 
 
-def test_an_unexpected_error_is_logged_and_the_list_repeated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    failures: list[Any] = [RecursionError("too deep")] * 3
+def test_an_unexpected_error_ends_no_thread_that_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control loop, which lists again at the start of a term, and the mirror's own."""
 
-    def listing() -> Any:
-        if failures:
-            raise failures.pop()
-        return {"metadata": {"resourceVersion": "9"}, "items": []}
+    def listing(**_: Any) -> Any:
+        raise RecursionError("too deep")
 
+    pauses: list[float] = []
+    monkeypatch.setattr("rekindle_operator.cluster.mirror.time.sleep", pauses.append)
     found = cache()
-    made = relister(found, monkeypatch, listing)
-    assert [made.list_again() for _ in range(3)] == [1.0, 2.0, 4.0], "seconds until the next"
-    assert found.stalled_watches == ("streamtopologies",)
-    assert made.list_again() == Settings().timing.resync_s
-    assert not found.stalled_watches
+    for mirror in found._mirrors:
+        monkeypatch.setattr(mirror, "_list_call", listing)
+    assert not found.relist_mirrors()
+    with pytest.raises(RecursionError):
+        found.topologies._request()
+    assert pauses == [1.0], "the informer itself tries again at once"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from model_cluster import ModelCluster
 
-from rekindle_operator.dataplane import read_report
+from rekindle.protocol import ConsistencyState
+from rekindle.report import read_report
 from rekindle_operator.reconcile.phases import QUERY_TRANSITIONS, QueryChange
 from rekindle_operator.topology_status import QueryState
 
@@ -49,10 +50,11 @@ def test_a_status_with_many_missing_inputs_is_not_refused(running: ModelCluster)
 
 def test_a_report_of_an_older_coordinator_is_stable() -> None:
     entry = {"slot": "seg/0/0", "incarnation": 1, "phase": "Live"}
-    assert not read_report({"tasks": [entry]}).tasks["seg/0/0"].tentative
+    stable = read_report({"tasks": [entry]}).tasks["seg/0/0"].output_state
+    assert stable == ConsistencyState.STABLE
     newer = {**entry, "outputState": "UP_FAILURE", "missingInputs": "left"}
     task = read_report({"tasks": [newer]}).tasks["seg/0/0"]
-    assert (task.tentative, task.missing_inputs) == (True, ())
+    assert (task.output_state, task.missing_inputs) == ("UP_FAILURE", ())
 
 
 def test_a_tentative_query_can_become_anything() -> None:

@@ -23,9 +23,9 @@ from rekindle.coordinator.model import (
     WriteManifest,
     partition_of,
 )
-from rekindle.coordinator.shell.objects import data_plane_document
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
+from rekindle.report import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
@@ -132,7 +132,7 @@ class World:
                 case ReadNewestManifest():
                     self.read_manifest(who)
                 case ApplyStatus() if who is self.coordinator:
-                    self.reports.append(data_plane_document(effect.report))
+                    self.reports.append(to_json(effect.report))
                 case StepDown(reason=reason):
                     if who is self.zombie:
                         self.zombie = None

@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import pytest
 
-from rekindle.coordinator.model import Report
 from rekindle.coordinator.shell.kube import KubeApi
 from rekindle.coordinator.shell.objects import lease
 from rekindle.coordinator.shell.reporting import LeaseKeeper, StatusWriter
 from rekindle.coordinator.shell.settings import Settings
+from rekindle.report import Report
 
 SETTINGS = Settings("t", "ns", "u", incarnation=3, bind="127.0.0.1:0")
 SHORT = replace(SETTINGS, lease_renew_s=0.01, lease_timeout_s=0.05)
@@ -73,7 +73,7 @@ def test_there_is_a_pause_between_reports_and_the_newest_is_written() -> None:
     async def report_often() -> None:
         runs = asyncio.create_task(writer.run())
         for epoch in range(20):
-            report = Report(3, (), (), (), (), (), (), head_epoch=epoch)  # of fence 3, empty
+            report = Report(3, {}, {}, (), (), (), (), head_epoch=epoch)  # of fence 3, empty
             writer.offer(report)
             await asyncio.sleep(0.02)
         async with asyncio.timeout(10.0):

@@ -32,9 +32,9 @@ from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.state import compaction
-from rekindle.engine.state.operator import EMPTY, OperatorState
+from rekindle.engine.state.operator import EMPTY, OperatorState, match_columns
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import advance, match_columns
+from rekindle.engine.window_state import advance
 from rekindle.exchange.state_mover import donor as donors
 from rekindle.exchange.state_mover import newcomer as newcomers
 from rekindle.exchange.state_mover.chunks import ChunkPlan
@@ -83,7 +83,7 @@ class Replicated:
 
     def take(self, moved: Moved) -> None:
         found = moved.state.operators.operators.get("op", EMPTY)
-        self.state = match_columns(self.model.shape, found, "op")
+        self.state = match_columns(self.model.shape.run_shape, found, "op")
         self.epoch = moved.state.epoch
 
     def work(self, count: int) -> None:

@@ -22,15 +22,17 @@ from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.crd_check import CrdCheck
 from rekindle_operator.dispatch import WORKERS
 from rekindle_operator.execute import Executor
-from rekindle_operator.handlers import make_registry, make_settings
+from rekindle_operator.handlers import make_registry
 from rekindle_operator.leader import Leader
 from rekindle_operator.logs import set_up_logging
-from rekindle_operator.loop import ControlLoop, TopologyLister
+from rekindle_operator.loop import ControlLoop
 from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
 from rekindle_operator.probe import HealthProber
-from rekindle_operator.settings import Settings, read_settings
+from rekindle_operator.settings import read_settings
 from rekindle_operator.uncached_check import UncachedCheck
+
+_LAST_PASS_S = 2.0  # for the pass in progress at the end of the process
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,7 @@ def main() -> None:
     _raise_file_limit()
     settings = read_settings()
     set_up_logging(settings.log_level)
-    api = _connect()
+    _read_access()
     clock = SteadyClock()
     cluster = ClusterCache(_connect_without_retries(), settings.namespace, clock, settings.own_node)
     leader = Leader(
@@ -62,24 +64,37 @@ def main() -> None:
         leader.may_act,
         on_refused_status=crd.request,
     )
-    relister = TopologyLister(api, cluster, settings)
     uncached = UncachedCheck(_connect_without_retries(), cluster)
-    loop = ControlLoop(
-        cluster, executor, uncached, settings, leader, relister.list_once, clock, crd.request
-    )
+    loop = ControlLoop(cluster, executor, uncached, settings, leader, clock, crd.request)
     serve(settings.http_bind, settings.http_port, lambda: loop.alive, lambda: cluster.synced)
     cluster.start()
     leader.start()
-    relister.wait_for_resource()  # that is, for the CRD
-    threading.Thread(target=relister.run, name="relist", daemon=True).start()
-    crd.compare()
-    threading.Thread(target=crd.run, name="crd", daemon=True).start()
-    if settings.probe_kubelets:
-        prober = HealthProber(cluster, settings.timing, clock)
-        threading.Thread(target=prober.run, name="kubelets", daemon=True).start()
-    threading.Thread(target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True).start()
-    _watch(cluster, settings)
-    leader.release()
+    # The CRD may come later; and without an API server Kopf would end the process.
+    cluster.wait_until_synced()
+
+    def begin() -> None:
+        crd.compare()
+        threading.Thread(target=crd.run, name="crd", daemon=True).start()
+        if settings.probe_kubelets:
+            prober = HealthProber(cluster, settings.timing, clock)
+            threading.Thread(target=prober.run, name="kubelets", daemon=True).start()
+        control = threading.Thread(
+            target=_exit_if_it_ends, args=(loop.run,), name="control", daemon=True
+        )
+        control.start()
+
+    def end() -> None:
+        leader.release()
+        loop.end(_LAST_PASS_S)
+
+    # In the main thread, until SIGTERM or SIGINT.
+    kopf.run(
+        registry=make_registry(begin, end),
+        # Kopf's default is the user's name, and the user of a pod may have none.
+        identity=cast(Any, settings.election.identity),
+        standalone=True,  # the leader election decides who acts
+        clusterwide=True,  # which it need not be: there is nothing that Kopf watches
+    )
 
 
 def _raise_file_limit() -> None:
@@ -88,12 +103,11 @@ def _raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _connect() -> client.ApiClient:
+def _read_access() -> None:
     try:
         config.load_incluster_config()  # type: ignore[no-untyped-call]
     except ConfigException:
         config.load_kube_config()  # type: ignore[no-untyped-call]
-    return client.ApiClient()
 
 
 def _connect_without_retries() -> client.ApiClient:
@@ -114,19 +128,6 @@ def _exit_if_it_ends(run: Callable[[], None]) -> None:
     logger.error("the control loop has ended; this process exits")
     logging.shutdown()
     os._exit(1)
-
-
-def _watch(cluster: ClusterCache, settings: Settings) -> None:
-    """Run Kopf in the main thread, until SIGTERM or SIGINT."""
-    kopf.run(
-        registry=make_registry(cluster),
-        # Kopf's default is the user's name, and the user of a pod may have none.
-        identity=cast(Any, settings.election.identity),
-        settings=make_settings(),
-        standalone=True,
-        clusterwide=settings.namespace is None,
-        namespaces=[settings.namespace] if settings.namespace is not None else (),
-    )
 
 
 if __name__ == "__main__":

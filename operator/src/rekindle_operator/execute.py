@@ -276,7 +276,7 @@ class Executor:
         except ApiException as error:
             if error.status == 404:
                 self._status_at.pop(action.uid, None)
-                self._cluster.remove_topology(action.uid)  # the watch reports the deletion later
+                self._cluster.topologies.remove_not_found(action.namespace, action.name, action.uid)
             elif error.status != 409:
                 self._on_refused_status()
             if error.status != 422 or not (action.new_incarnations or action.accepts_generation):
@@ -292,7 +292,7 @@ class Executor:
             response = self._replace_status(replace(action, status=reserved))
         self._status_at[action.uid] = now
         if response is not None:
-            self._cluster.put_topology(response)
+            self._cluster.topologies.put(response)
 
     def _replace_status(self, action: WriteStatus) -> dict[str, Any] | None:
         """Replaces no other status than the one from which the new one was decided: a request of
@@ -315,7 +315,7 @@ class Executor:
             if (response := self._call("PATCH", f"{path}/status", body, **how)) is not None:
                 return response
             live = self._call("GET", path) or {}
-            self._cluster.put_topology(live)
+            self._cluster.topologies.put(live)
             version = live["metadata"]["resourceVersion"]
             if live["metadata"]["uid"] != action.uid or not _is_status(live, action.replaces):
                 reason = "the status was changed meanwhile; it is decided again"

@@ -6,16 +6,10 @@ Design: docs/design/kubernetes.md#watching.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
-from kubernetes import client
-from kubernetes.client.exceptions import ApiException
-from urllib3.exceptions import HTTPError
-
-from rekindle import names
-from rekindle.backoff import Backoff, BackoffPolicy
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.cluster.model import Snapshot
@@ -40,8 +34,6 @@ _PAUSE_S = 3.0  # a longer gap between two passes: this process itself was pause
 _STUCK_S = 60.0  # after the last pass; then the loop is not alive
 _MAX_DECISIONS = 3  # of a pass, while caches are found to be behind
 _RELIST_RETRY_S = 0.25
-_LIST_RETRY_S = 1.0  # after a failed list of topologies; longer with each one in a row
-_STALLED_FAILURES = 2  # failed lists of topologies in a row
 _COALESCE_S = 0.02  # changes come in bursts
 
 logger = logging.getLogger(__name__)
@@ -81,8 +73,7 @@ def decide(
 
 
 class ControlLoop:
-    """`list_topologies`: False if it failed. `on_new_term`: called when this replica has become the
-    leader, and its caches are current."""
+    """`on_new_term`: called when this replica has become the leader, and its caches are current."""
 
     def __init__(
         self,
@@ -91,7 +82,6 @@ class ControlLoop:
         uncached_check: UncachedCheck,
         settings: Settings,
         leader: Leader,
-        list_topologies: Callable[[], bool],
         clock: Callable[[], float],
         on_new_term: Callable[[], None] = lambda: None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -102,7 +92,6 @@ class ControlLoop:
         self._sleep = sleep
         self._on_new_term = on_new_term
         self._uncached_check = uncached_check
-        self._list_topologies = list_topologies
         self._leader = leader
         self._term: int | None = None  # in which the last pass was
         self._cluster = cluster
@@ -114,6 +103,7 @@ class ControlLoop:
         self._observed_recoveries: set[tuple[str, str]] = set()  # (topology uid, start)
         self._has_seen_history = False
         self._errors: dict[str, str] = {}  # topology -> error that was logged last
+        self._passing = threading.Lock()
 
     @property
     def alive(self) -> bool:
@@ -121,8 +111,7 @@ class ControlLoop:
         return self._passed_at is None or self._monotonic() - self._passed_at < _STUCK_S
 
     def run(self) -> None:
-        while not self._cluster.synced:
-            self._cluster.wait_for_pass_request(self._settings.timing.tick_s)
+        """Once all mirrors are synchronised."""
         while True:
             if not self._leader.wait_leading(self._settings.timing.tick_s):
                 self._passed_at = None
@@ -134,8 +123,13 @@ class ControlLoop:
             if not self._begin_pass():
                 self._sleep(_RELIST_RETRY_S)
                 continue
-            self.run_pass()
+            with self._passing:
+                self.run_pass()
             self._passed_at = self._monotonic()
+
+    def end(self, timeout_s: float) -> None:
+        """At shutdown: wait for the pass in progress; no other one begins."""
+        self._passing.acquire(timeout=timeout_s)
 
     def _begin_pass(self) -> bool:
         """False: this replica has just become the leader, and cannot list objects."""
@@ -144,7 +138,7 @@ class ControlLoop:
         term = self._leader.begin_pass()
         if term != self._term:
             # Its caches may have stalled while it was not the leader.
-            if not (self._cluster.relist_mirrors() and self._list_topologies()):
+            if not self._cluster.relist_mirrors():
                 return False
             self._term, self._passed_at = term, self._monotonic()
             self._cluster.forget_uncreated_pods()
@@ -219,59 +213,3 @@ class ControlLoop:
 
 def _duration_s(entry: RecoveryEntry) -> float:
     return parse_time(entry.finished_at) - parse_time(entry.started_at)
-
-
-class TopologyLister:
-    """Lists topologies: at the start, when the CRD appears, and at intervals."""
-
-    def __init__(self, api: client.ApiClient, cluster: ClusterCache, settings: Settings) -> None:
-        self._custom = client.CustomObjectsApi(api)
-        self._cluster = cluster
-        self._settings = settings
-        self._backoff = Backoff(BackoffPolicy(_LIST_RETRY_S, settings.timing.resync_s))
-
-    def wait_for_resource(self) -> None:
-        """Return once topologies can be listed, however long the CRD takes to appear."""
-        while not self.list_once():
-            time.sleep(2.0)
-
-    def run(self) -> None:
-        wait_s = self._settings.timing.resync_s
-        while True:
-            time.sleep(wait_s)
-            wait_s = self.list_again()
-
-    def list_again(self) -> float:
-        """How long to wait for the next list, in seconds."""
-        if self.list_once():
-            self._backoff.succeeded()
-            wait_s = self._settings.timing.resync_s
-        else:
-            wait_s = self._backoff.failed()
-        self._cluster.topologies_stalled = self._backoff.failures >= _STALLED_FAILURES
-        return wait_s
-
-    def list_once(self) -> bool:
-        """False if it failed, for whatever reason: no error may end a thread that lists."""
-        try:
-            return self._list()
-        except Exception:
-            RECONCILE_ERRORS.inc()
-            logger.exception("StreamTopologies cannot be listed: an error in the operator")
-            return False
-
-    def _list(self) -> bool:
-        scope = [names.GROUP, names.VERSION]
-        call: Callable[..., Any] = self._custom.list_cluster_custom_object
-        if self._settings.namespace is not None:
-            scope.append(self._settings.namespace)
-            call = self._custom.list_namespaced_custom_object
-        try:
-            listed: Any = call(*scope, names.PLURAL, _request_timeout=(5, 30))
-        except (ApiException, HTTPError) as error:
-            reason = error.reason if isinstance(error, ApiException) else error
-            logger.warning("cannot list StreamTopologies: %s; is the CRD installed?", reason)
-            return False
-        version = int(listed["metadata"]["resourceVersion"])
-        self._cluster.replace_topologies(listed["items"], version)
-        return True

@@ -41,7 +41,7 @@ class Timing:
     )
     status_interval_s: float = 2.0  # between two writes of numbers that change with every epoch
     tick_s: float = 0.5  # between two passes without any change in the cluster
-    resync_s: float = 30.0  # between two lists of topologies, for what a watch has missed
+    resync_s: float = 30.0  # between two comparisons of the CRD with this operator's
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The operator's part of `status`, as Python objects: read once, when a topology is received. Pure.
 
 `status` is written by this operator, or by another version of it. An entry that cannot be read is
-left out, so that it never stops a recovery. What the coordinator writes is in `dataplane`.
+left out, so that it never stops a recovery. What the coordinator writes is in `rekindle.report`.
 
 Design: docs/design/kubernetes.md#status.
 """
@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
+
+from rekindle.report import MissingResults, read_missing, to_json
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -63,48 +65,6 @@ class ConditionEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class MissingEntry:
-    """Results of a query that no definition of it writes, as the coordinator reports them. `since`:
-    the generation. `from_time`, `to_time`: starts of windows, or event times; empty: not known."""
-
-    from_epoch: int
-    to_epoch: int
-    since: int
-    from_time: str = ""
-    to_time: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        times = {"from": self.from_time, "to": self.to_time}
-        return {
-            "fromEpoch": self.from_epoch,
-            "toEpoch": self.to_epoch,
-            "sinceGeneration": self.since,
-            **{name: time for name, time in times.items() if time},
-        }
-
-    def __str__(self) -> str:
-        epochs = f"epochs {self.from_epoch} to {self.to_epoch}"
-        if not self.to_time:
-            return f"its results of {epochs} are missing"
-        begin = f"from {self.from_time} to" if self.from_time else "before"
-        return f"its results {begin} {self.to_time} are missing ({epochs})"
-
-
-def read_missing(raw: Mapping[str, Any]) -> tuple[MissingEntry, ...]:
-    """Of a query, in the status or in the coordinator's report."""
-    return tuple(
-        MissingEntry(
-            from_epoch=_integer(entry.get("fromEpoch")) or 0,
-            to_epoch=_integer(entry.get("toEpoch")) or 0,
-            since=_integer(entry.get("sinceGeneration")) or 0,
-            from_time=_text(entry, "from"),
-            to_time=_text(entry, "to"),
-        )
-        for entry in _entries(raw, "missing")
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class QueryEntry:
     """`durable_epoch`: newest one that is durable in the sink; written as `stableEpoch`. `since`:
     when it stopped being live; empty while it is, and if it never was. `complete_until`: the time
@@ -119,7 +79,7 @@ class QueryEntry:
     since: str = ""
     complete_until: str = ""
     finished_generation: int | None = None
-    missing: tuple[MissingEntry, ...] = ()
+    missing: tuple[MissingResults, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         optional = {
@@ -129,7 +89,7 @@ class QueryEntry:
             "since": self.since or None,
             "completeUntil": self.complete_until or None,
             "finishedGeneration": self.finished_generation,
-            "missing": [m.to_json() for m in self.missing] or None,
+            "missing": to_json(self.missing) or None,
         }
         entry = {"name": self.name, "priority": self.priority, "state": self.state}
         return entry | {key: value for key, value in optional.items() if value is not None}

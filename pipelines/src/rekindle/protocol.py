@@ -261,17 +261,6 @@ class TaskPhase(StrEnum):
         return self in (TaskPhase.CATCHING_UP, TaskPhase.LIVE)
 
 
-class CheckpointProblemKind(StrEnum):
-    """What is wrong with checkpoints (`status.dataPlane.checkpointProblems`). A reader may find
-    other kinds, from a newer release; each means that something fails."""
-
-    STORE_UNAVAILABLE = "StoreUnavailable"  # cannot be read or written, or is another topology's
-    ENTRIES_REFUSED = "EntriesRefused"  # entries that tasks saved lack objects: not committed
-    UNRESTORABLE = "Unrestorable"  # committed entries whose objects are missing or damaged
-    GARBAGE_COLLECTION_FAILED = "CleanUpFailed"  # objects that nothing needs are not deleted
-    STALLED = "Stalled"  # no commit for a long time, because partitions do not save
-
-
 class CheckpointDone(_Message):
     epoch: int
     object: str

@@ -8,14 +8,13 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rekindle import names
 from rekindle.coordinator.core.state_machine import Event
-from rekindle.coordinator.model import Generation, Pod, Report
+from rekindle.coordinator.model import Generation, Pod
 from rekindle.coordinator.shell.objects import (
-    data_plane_document,
     generations_from,
     holder,
     lease,
@@ -23,6 +22,7 @@ from rekindle.coordinator.shell.objects import (
     pod_from,
     status_patch,
 )
+from rekindle.report import Report
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
@@ -174,10 +174,8 @@ class StatusWriter:
         self._unless_fenced(lambda: self._apply(desired))
 
     def _apply(self, desired: Report) -> None:
-        document = {**data_plane_document(desired), "report": self._writes + 1}
-        if self._store_id is not None:
-            document.setdefault("store", self._store_id)
-        patch = status_patch(NAMESPACE, TOPOLOGY, self._api.uid, document)
+        report = replace(desired, number=self._writes + 1, store=desired.store or self._store_id)
+        patch = status_patch(NAMESPACE, TOPOLOGY, self._api.uid, report)
 
         def applied(response: ApiResponse | None) -> None:
             if response is None:

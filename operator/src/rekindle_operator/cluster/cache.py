@@ -1,8 +1,6 @@
 """The operator's cache of the API, and its memory of earlier passes; a snapshot has both.
 
-Nodes, pods and what topologies own come from informers, topologies from Kopf (`handlers`) and from
-a periodic list, which finds deletions that no watch has seen. Facts whose age matters get the time
-of this process's clock when it first sees them.
+Facts whose age matters get the time of this process's clock when it first sees them.
 
 Design: docs/design/kubernetes.md#watching.
 """
@@ -20,8 +18,6 @@ from functools import partial
 from typing import Any
 
 from kubernetes import client
-from kubernetes.client.exceptions import ApiException
-from urllib3.exceptions import HTTPError
 
 from rekindle import names
 from rekindle_operator.cluster.addresses import (
@@ -78,16 +74,18 @@ _OWNED_KINDS: Sequence[tuple[str, Callable[[client.ApiClient], Any], str]] = (
 )
 """Of the objects that a topology needs beside pods, records and Leases: kind, group, and what the
 client calls it."""
+_SYNC_CHECK_S = 0.5
 _STALLED_S = 10.0  # twice the time to end a watch and open it again
 
 logger = logging.getLogger(__name__)
 
 
 def _relist(mirror: Mirror[Any]) -> bool:
+    """False if it failed, for whatever reason: no error may end the control loop."""
     try:
         mirror.relist()
-    except (ApiException, HTTPError) as error:
-        logger.warning("%s cannot be listed: %s", mirror.name, error)
+    except Exception as error:
+        mirror.log_failed_list(error)
         return False
     return True
 
@@ -105,9 +103,6 @@ class ClusterCache:
         self._clock = clock
         self._lock = threading.Lock()
         self._wake = threading.Event()
-        self._topologies: dict[str, TopologyView] = {}  # by uid
-        self._topologies_listed = False
-        self.topologies_stalled = False  # lists of topologies fail
         self._crd_missing_fields: tuple[str, ...] = ()  # of the CRD in the cluster
         self._silent_since: dict[IncarnationRef, float] = {}
         # `suspected_since` of its report, and when it began; `reset_timers` does not move it.
@@ -129,7 +124,22 @@ class ClusterCache:
         self._timers_reset_at = 0.0
         self._observing_since: float | None = None  # the first snapshot, or the last reset
         core, coordination = client.CoreV1Api(api), client.CoordinationV1Api(api)
-        selectors = {"label_selector": names.LABEL_TOPOLOGY}
+        custom = client.CustomObjectsApi(api)
+        list_topologies = (
+            partial(custom.list_cluster_custom_object, names.GROUP, names.VERSION)
+            if namespace is None
+            else partial(
+                custom.list_namespaced_custom_object, names.GROUP, names.VERSION, namespace
+            )
+        )
+        self.topologies = Mirror[TopologyView](
+            names.PLURAL,
+            partial(list_topologies, names.PLURAL),
+            topology_view,
+            self.request_pass,
+            monotonic,
+            self._topology_changed,
+        )
         self.pods = Mirror[PodView](
             "pods", core.list_pod_for_all_namespaces, pod_view, self.request_pass, monotonic
         )
@@ -146,7 +156,7 @@ class ClusterCache:
             self._record_view,
             self.request_pass,
             monotonic,
-            **selectors,
+            label_selector=names.LABEL_TOPOLOGY,
         )
         self.leases = Mirror[LeaseView](
             "leases",
@@ -158,7 +168,7 @@ class ClusterCache:
             lambda raw: lease_view(raw, clock()),
             self.request_pass,
             monotonic,
-            **selectors,
+            label_selector=names.LABEL_TOPOLOGY,
         )
         self._record_data: dict[str, str] = {}  # by digest
         self._seen_tokens: dict[tuple[str, str], SeenTokens] = {}
@@ -173,11 +183,12 @@ class ClusterCache:
                 self._secret_view if kind == "Secret" else partial(owned_view, kind=kind),
                 self.request_pass,
                 monotonic,
-                **selectors,
+                label_selector=names.LABEL_TOPOLOGY,
             )
             for kind, group, name in _OWNED_KINDS
         }
         self._mirrors: tuple[Mirror[Any], ...] = (
+            self.topologies,
             self.pods,
             self.nodes,
             self.generation_records,
@@ -193,10 +204,14 @@ class ClusterCache:
     @property
     def synced(self) -> bool:
         """Whether all kinds were listed once. Nothing is decided before that."""
-        return self._topologies_listed and all(m.synced for m in self._mirrors)
+        return all(m.synced for m in self._mirrors)
+
+    def wait_until_synced(self) -> None:
+        while not self.synced:
+            self.wait_for_pass_request(_SYNC_CHECK_S)
 
     def relist_mirrors(self) -> bool:
-        """List all kinds again except topologies; False if a list failed."""
+        """List all kinds again; False if a list failed."""
         with ThreadPoolExecutor(len(self._mirrors)) as pool:
             return all(pool.map(_relist, self._mirrors))
 
@@ -208,8 +223,7 @@ class ClusterCache:
     @property
     def stalled_watches(self) -> tuple[str, ...]:
         """Kinds without a response or event of the API server for too long."""
-        stalled = tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
-        return (*stalled, names.PLURAL) if self.topologies_stalled else stalled
+        return tuple(m.name for m in self._mirrors if m.synced and m.age_s > _STALLED_S)
 
     def put_owned(self, kind: str, raw: Json) -> None:
         """An object as the API server sent it."""
@@ -276,48 +290,14 @@ class ClusterCache:
 
     # --- topologies -----------------------------------------------------------
 
-    def put_topology(self, raw: Json) -> None:
-        try:
-            view = topology_view(raw)
-        except Exception as error:  # its last known version stays, others are not affected
-            meta = raw["metadata"]
-            where = f"{meta.get('namespace')}/{meta.get('name')}"
-            logger.error("StreamTopology %s cannot be parsed: %r", where, error)
-            return
-        if self._namespace is not None and view.namespace != self._namespace:
-            return
+    def _topology_changed(self, known: TopologyView | None, view: TopologyView | None) -> None:
         with self._lock:
-            known = self._topologies.get(view.uid)
-            if known is not None and known.version >= view.version:
-                return
-            self._topologies[view.uid] = view
-            self._read_report(view)
-        self.request_pass()
-
-    def remove_topology(self, uid: str) -> None:
-        with self._lock:
-            self._topologies.pop(uid, None)
-            self._reports.forget(uid)
-            self._forget_silences(uid)
-            self._uncreated_pods = self._uncreated_pods.without_topology(uid)
-        self.request_pass()
-
-    def replace_topologies(self, items: list[Json], version: int) -> None:
-        """Take over a complete list: topologies that are not in it were deleted, unless they are
-        newer than the list."""
-        for raw in items:
-            self.put_topology(raw)
-        listed = {raw["metadata"]["uid"] for raw in items}
-        with self._lock:
-            gone = [u for u, t in self._topologies.items() if u not in listed]
-            for uid in gone:
-                if self._topologies[uid].version <= version:
-                    del self._topologies[uid]
-                    self._reports.forget(uid)
-                    self._forget_silences(uid)
-                    self._uncreated_pods = self._uncreated_pods.without_topology(uid)
-        self._topologies_listed = True
-        self.request_pass()
+            if known is not None and (view is None or view.uid != known.uid):
+                self._reports.forget(known.uid)
+                self._forget_silences(known.uid)
+                self._uncreated_pods = self._uncreated_pods.without_topology(known.uid)
+            if view is not None:
+                self._read_report(view)
 
     def _read_report(self, view: TopologyView) -> None:
         """Keep the report's age, and since when each suspected task is silent. Times are by this
@@ -467,8 +447,8 @@ class ClusterCache:
     def snapshot(self) -> Snapshot:
         pods = self.pods.views()
         coordinators = coordinators_with_pods(pods)
+        topologies = tuple(sorted(self.topologies.views(), key=lambda t: t.key))
         with self._lock:
-            topologies = tuple(sorted(self._topologies.values(), key=lambda t: t.key))
             self._forget_tokens(topologies, pods)
             self._forget_records_except(topologies)
             record_data = self._record_data

@@ -26,7 +26,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from kubernetes.client.exceptions import ApiException
 from kubernetes.informer import ADDED, DELETED, MODIFIED, SharedInformer
-from urllib3.exceptions import HTTPError
 
 from rekindle_operator.cluster.convert import Json, version_of
 
@@ -52,7 +51,9 @@ V = TypeVar("V", bound=Versioned)
 
 
 class Mirror(Generic[V]):
-    """`list_call` is a client's `list_...` method; `view` makes the immutable view of an object."""
+    """`list_call` is a client's `list_...` method; `view` makes the immutable view of an object.
+    `on_view` gets the view that was known and its successor, in the order of their versions; None:
+    there is none. It is called with a lock held, so it may not read this mirror."""
 
     def __init__(
         self,
@@ -61,14 +62,16 @@ class Mirror(Generic[V]):
         view: Callable[[Json], V],
         on_change: Callable[[], None],
         monotonic: Callable[[], float] = time.monotonic,
-        **selectors: str,
+        on_view: Callable[[V | None, V | None], None] = lambda known, view: None,
+        label_selector: str = "",
     ) -> None:
         self.name = name
         self._list_call = list_call
         self._view = view
         self._on_change = on_change
         self._monotonic = monotonic
-        self._selectors = selectors
+        self._on_view = on_view
+        self._selectors = {"label_selector": label_selector} if label_selector else {}
         self._lock = threading.Lock()
         self._views: dict[tuple[str, str], V] = {}
         # A list from before a deletion that is read after it must not restore the object.
@@ -115,8 +118,18 @@ class Mirror(Generic[V]):
                 return
             if known is None and raw["metadata"].get("uid") in self._deleted:
                 return
-            self._views[key] = fresh
+            self._set(key, fresh)
         self._on_change()
+
+    def _set(self, key: tuple[str, str], view: V | None) -> None:
+        """With the lock held."""
+        known = self._views.get(key)
+        if view is not None:
+            self._views[key] = view
+        elif known is not None:
+            del self._views[key]
+        if view is not known:
+            self._on_view(known, view)
 
     def _read(self, raw: Json) -> V | None:
         """None if the object cannot be parsed. Its last known version stays, and other objects are
@@ -161,7 +174,7 @@ class Mirror(Generic[V]):
             known = self._views.get((namespace, name))
             if known is None or (uid is not None and getattr(known, "uid", uid) != uid):
                 return
-            del self._views[namespace, name]
+            self._set((namespace, name), None)
         self._on_change()
 
     def _remove(self, raw: Json) -> None:
@@ -173,7 +186,7 @@ class Mirror(Generic[V]):
             known = self._views.get(key)
             if known is not None and known.version > version_of(raw):
                 return  # a newer object has the name
-            self._views.pop(key, None)
+            self._set(key, None)
         self._on_change()
 
     def replace(self, items: Sequence[Json], version: int) -> None:
@@ -195,7 +208,10 @@ class Mirror(Generic[V]):
                 or k in unparsable
                 or (k in fresh and fresh[k].version == v.version)
             }
-            self._views = fresh | known
+            for key in [key for key in self._views if key not in fresh and key not in known]:
+                self._set(key, None)
+            for key, view in (fresh | known).items():
+                self._set(key, view)
             self._version = version
         self._synced.set()
         self._on_change()
@@ -208,7 +224,8 @@ class Mirror(Generic[V]):
                     self.relist()
                 return self._open_watch(arguments)
             items, version = self.relist(**arguments)
-        except (ApiException, HTTPError):
+        except Exception as error:
+            self.log_failed_list(error)
             time.sleep(_RETRY_S)
             raise
         listed = [_Listed(_identity(raw)) for raw in items]
@@ -226,9 +243,13 @@ class Mirror(Generic[V]):
             time.sleep(_RETRY_S)
         return response
 
+    def log_failed_list(self, error: Exception) -> None:
+        reason = error.reason if isinstance(error, ApiException) else repr(error)
+        hint = "; is the CRD installed?" if getattr(error, "status", None) == 404 else ""
+        logger.warning("%s cannot be listed: %s%s", self.name, reason, hint)
+
     def relist(self, **arguments: Any) -> tuple[Sequence[Json], str]:
-        """List all objects and replace what was known. Thread-safe. Raises ApiException or
-        HTTPError."""
+        """List all objects and replace what was known. Thread-safe."""
         call = {**self._selectors, **arguments, "_preload_content": False}
         response = self._list_call(**call, _request_timeout=(_CONNECT_TIMEOUT_S, _LIST_TIMEOUT_S))
         if response.status != 200:

@@ -19,9 +19,9 @@ from typing import Any
 
 from rekindle.errors import Problem
 from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR, ROLE_TASK
+from rekindle.report import Report, read_report
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
-from rekindle_operator.dataplane import CoordinatorReport, read_report
 from rekindle_operator.tokens import TokenDigests
 from rekindle_operator.topology_status import TopologyStatus, read_topology_status
 
@@ -219,7 +219,7 @@ class TopologyView:
     roll: bool = False  # outdated running pods are to be replaced
     finalizers: tuple[str, ...] = ()  # what its deletion waits for
     operator_status: TopologyStatus = field(init=False, compare=False, repr=False)
-    report: CoordinatorReport = field(init=False, compare=False, repr=False)  # of the coordinator
+    report: Report = field(init=False, compare=False, repr=False)  # of the coordinator
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "operator_status", read_topology_status(self.status))

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
-from typing import Any
 
 from rekindle.names import ROLE_COORDINATOR, coordinator_name
+from rekindle.report import Report
 from rekindle_operator.cluster.model import LeaseView, PodView, TopologyView
-from rekindle_operator.dataplane import report_number
 
 PREEXISTING_AGE_S = 60.0
 """Assumed age of a report that existed when this process started, or that was removed."""
@@ -27,12 +26,9 @@ PREEXISTING_AGE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class _KnownReport:
-    """`content`: empty if it was removed. `preexisting`: it existed when this process started, and
-    was neither changed nor confirmed since."""
-
-    content: Mapping[str, Any]
+    report: Report | None  # None: it was removed
     as_of: float
-    preexisting: bool = False
+    preexisting: bool = False  # when this process started; neither changed nor confirmed since
 
 
 class ReportAges:
@@ -49,13 +45,13 @@ class ReportAges:
     def observe(self, view: TopologyView, now: float) -> None:
         """Record the report in the newest version of the topology."""
         known, long_ago = self._known.get(view.uid), now - PREEXISTING_AGE_S
-        if known is None and not view.data_plane:
+        report = view.report if view.data_plane else None
+        if known is None and report is None:
             self._unreported.add(view.uid)
         elif known is None and view.uid not in self._unreported:
-            self._known[view.uid] = _KnownReport(view.data_plane, long_ago, preexisting=True)
-        elif known is None or known.content != view.data_plane:
-            as_of = now if view.data_plane else long_ago
-            self._known[view.uid] = _KnownReport(view.data_plane, as_of)
+            self._known[view.uid] = _KnownReport(report, long_ago, preexisting=True)
+        elif known is None or known.report != report:
+            self._known[view.uid] = _KnownReport(report, now if report is not None else long_ago)
 
     def forget(self, uid: str) -> None:
         self._unreported.discard(uid)
@@ -76,7 +72,7 @@ class ReportAges:
         for view in topologies:
             known = self._known.get(view.uid)
             lease = by_name.get((view.namespace, coordinator_name(view.name)))
-            if known is None or not known.content:
+            if known is None or known.report is None:
                 continue
             if lease is None or lease.seen_at <= known.as_of:
                 continue
@@ -84,8 +80,8 @@ class ReportAges:
                 view.uid, lease.version
             ):
                 continue
-            if confirms(lease, known.content):
-                self._known[view.uid] = _KnownReport(known.content, lease.seen_at)
+            if _confirms(lease, known.report):
+                self._known[view.uid] = _KnownReport(known.report, lease.seen_at)
         pods = coordinators or {}
         return {
             uid: self._as_of_before_next(uid, known, pods.get(uid, frozenset()))
@@ -95,18 +91,17 @@ class ReportAges:
     def _as_of_before_next(self, uid: str, known: _KnownReport, pods: Set[int]) -> float:
         """While its own pod exists it goes on, until the next incarnation takes over. It does not
         go on again if that one's pod is gone too, before there is another one."""
-        fence, _ = report_number(known.content)
         newest = self._newest_pods[uid] = max([self._newest_pods.get(uid, 0), *pods])
-        if not known.content or fence in pods or fence >= newest:
+        fence = known.report.fence if known.report is not None else newest
+        if fence in pods or fence >= newest:
             self._before_next[uid] = known.as_of
         return self._before_next.setdefault(uid, known.as_of)
 
 
-def confirms(lease: LeaseView, report: Mapping[str, Any]) -> bool:
+def _confirms(lease: LeaseView, report: Report) -> bool:
     """Whether the holder of this Lease wrote that report and has no newer one. For a coordinator
     that does not number its reports, each renewal confirms."""
-    fence, number = report_number(report)
-    return lease.holder == str(fence) and lease.report_number in (None, number)
+    return lease.holder == str(report.fence) and lease.report_number in (None, report.number)
 
 
 def coordinators_with_pods(pods: Iterable[PodView]) -> Mapping[str, Set[int]]:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rekindle.identity import STREAM_PROTOCOL, STREAM_VERSIONS, Versions, incompatible
-from rekindle.protocol import CheckpointProblemKind
+from rekindle.report import CheckpointProblemKind
 from rekindle.topology.graph import nodes_with_paths
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_operator.cluster.model import TopologyView
@@ -339,7 +339,8 @@ only the effect."""
 
 def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Condition:
     """By epochs, not by the clock: sources that have ended, or pause, make no epochs to save."""
-    newest, head = context.report.checkpoint.epoch, context.report.head_epoch
+    checkpoint, head = context.report.checkpoint, context.report.head_epoch
+    newest = checkpoint.epoch if checkpoint is not None else None
     store = _checkpoint_problem(context, *_STORE_PROBLEMS)
     other = _checkpoint_problem(context, None)
     nothing_fails = not store and not other

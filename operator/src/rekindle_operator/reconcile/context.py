@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from rekindle import names
 from rekindle.errors import Problem
+from rekindle.report import Report
 from rekindle.topology.model import Slot, Topology
 from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import as_of_generation, pod_requests
@@ -26,7 +27,6 @@ from rekindle_operator.cluster.model import (
 )
 from rekindle_operator.cluster.quota import PodExchange
 from rekindle_operator.compiled_specs import Compiled, Rejected, StillCompiling, compile_spec
-from rekindle_operator.dataplane import CoordinatorReport
 from rekindle_operator.pod_policy import policy_problems, task_limit_problems
 from rekindle_operator.reconcile.actions import (
     Action,
@@ -117,7 +117,7 @@ class ReconcileContext:
     missing_record: str = ""  # of the generation that runs: nothing else is decided
 
     @property
-    def report(self) -> CoordinatorReport:
+    def report(self) -> Report:
         """Of the coordinator."""
         return self.view.report
 

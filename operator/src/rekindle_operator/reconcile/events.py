@@ -16,6 +16,7 @@ from math import inf
 from typing import assert_never
 
 from rekindle import names
+from rekindle.report import MissingResults
 from rekindle.topology.changes import compare
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.reconcile.actions import EmitEvent
@@ -329,11 +330,18 @@ def _missing_results(result: PassResult) -> Iterator[EventText]:
         known = result.old.queries[query.name].missing if query.name in result.old.queries else ()
         for missing in query.missing:
             if missing not in known:
-                note = (
-                    f"query {query.name}: {missing}, because generation {missing.since} began anew"
-                )
-                dedup_key = f"{query.name} {missing.since} {missing.from_epoch}"
+                since, what = missing.since_generation, _missing(missing)
+                note = f"query {query.name}: {what}, because generation {since} began anew"
+                dedup_key = f"{query.name} {since} {missing.from_epoch}"
                 yield EventText(_WARNING, "ResultsMissing", "Assess", note, dedup_key)
+
+
+def _missing(missing: MissingResults) -> str:
+    epochs = f"epochs {missing.from_epoch} to {missing.to_epoch}"
+    if not missing.to_time:
+        return f"its results of {epochs} are missing"
+    begin = f"from {missing.from_time} to" if missing.from_time else "before"
+    return f"its results {begin} {missing.to_time} are missing ({epochs})"
 
 
 def _start_problems(result: PassResult) -> Iterator[EventText]:

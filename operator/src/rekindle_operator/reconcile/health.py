@@ -10,12 +10,12 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, auto
 
-from rekindle.protocol import TaskPhase
+from rekindle.protocol import ConsistencyState, TaskPhase
+from rekindle.report import TaskReport
 from rekindle.topology.model import Slot
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.dataplane import QueryReport, TaskReport
 from rekindle_operator.reconcile.context import ReconcileContext, coordinator_pods
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.misfits import Misfits, NodeCapacity, PodToPlace
@@ -222,7 +222,7 @@ def _query(
     needed = {key: state for key, state in partitions.items() if key[0] in names}
     worst = max(needed.values(), default=ReplicaState.WAITING)
     what = _WAITING_FOR.get(worst, "")
-    if worst is ReplicaState.RESTORING and context.report.checkpoint.epoch is None:
+    if worst is ReplicaState.RESTORING and context.report.checkpoint is None:
         what = _WAITING_FOR[ReplicaState.STARTING]  # there is no state yet
     of_worst = [key for key, state in needed.items() if state is worst]
     worst_names = [f"{names[s]}/{p}" for s, p in of_worst]
@@ -257,11 +257,12 @@ def _query(
 def _with_progress(context: ReconcileContext, query: QuerySpec) -> QueryHealth:
     """How far its results are. A new coordinator knows less than the status until tasks respond."""
     assert context.running is not None
-    report = context.report.queries.get(query.name) or QueryReport()
+    report = context.report.queries.get(query.name)
     before = context.last_status.queries.get(query.name) or QueryEntry(query.name)
-    epochs = [e for e in (report.durable_epoch, before.durable_epoch) if e is not None]
+    reported = report.durable_epoch if report is not None else None
+    epochs = [e for e in (reported, before.durable_epoch) if e is not None]
     generation = context.running.generation
-    is_finished = report.finished and context.report.generation == generation
+    is_finished = report is not None and report.finished and context.report.generation == generation
     is_finished |= before.finished_generation == generation
     durable_epoch = max(epochs, default=None)
     return QueryHealth(
@@ -319,7 +320,7 @@ def _missing_inputs(
                 live[state.slot.segment, state.slot.partition].append(task)
     found = []
     for (segment, partition), tasks in sorted(live.items()):
-        if all(task.tentative for task in tasks):
+        if all(task.output_state != ConsistencyState.STABLE for task in tasks):
             inputs = sorted({name for task in tasks for name in task.missing_inputs})
             what = f"input {', '.join(inputs)}" if inputs else "the correction"
             found.append(f"{what} of {names[segment]}/{partition}")

@@ -225,7 +225,7 @@ def _paths(
     results: `maxDelay` is infinite, or there is no checkpoint (its tasks wait for all inputs)."""
     running, checkpoint = plan_input.context.running, plan_input.context.report.checkpoint
     assert running is not None
-    if running.topology.spec.max_delay is None or checkpoint.epoch is None:
+    if running.topology.spec.max_delay is None or checkpoint is None:
         return ()
     on_paths = running.topology.paths(query)
     found = {frozenset(_partitions_of(plan_input, path) & needs) for path in on_paths}

@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rekindle.report import CheckpointReport
 from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.crd_fields import without_missing
-from rekindle_operator.dataplane import CheckpointReport
 from rekindle_operator.reconcile.conditions import (
     OperatorProblem,
     condition_entries,
@@ -266,10 +266,7 @@ def _operators(
     return found
 
 
-def _checkpoint(checkpoint: CheckpointReport) -> dict[str, Any]:
-    fields = {
-        "epoch": checkpoint.epoch,
-        "time": checkpoint.time or None,
-        "bytes": checkpoint.size,
-    }
-    return {key: value for key, value in fields.items() if value is not None}
+def _checkpoint(newest: CheckpointReport | None) -> dict[str, Any]:
+    if newest is None:
+        return {}
+    return {"epoch": newest.epoch, "time": newest.time, "bytes": newest.bytes}

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle.names import ROLE_COORDINATOR, coordinator_pod_name
+from rekindle.report import TaskReport
 from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
-from rekindle_operator.dataplane import TaskReport
 from rekindle_operator.settings import Timing
 
 
@@ -56,7 +56,7 @@ def collect_evidence(
         for uid, report in reports.items()
         for task in report.tasks.values()
     }
-    inconclusive = {ref for ref, task in tasks.items() if task.is_inconclusive}
+    inconclusive = {ref for ref, task in tasks.items() if _is_inconclusive(task)}
     reporting_coordinators = {(uid, report.fence) for uid, report in reports.items()}
     reported = [
         p
@@ -70,7 +70,7 @@ def collect_evidence(
         for p in running
         if p.ref not in snapshot.suspects_silent_since
         and (task := tasks.get(p.ref)) is not None
-        and task.responds
+        and _responds(task)
     ]
     reporters = [
         p
@@ -98,6 +98,17 @@ def collect_evidence(
         ),
         silences=silences,
     )
+
+
+def _responds(task: TaskReport) -> bool:
+    """Whether it responds to this coordinator, which then knows an epoch of it."""
+    return task.stable_epoch is not None and not task.silent_s
+
+
+def _is_inconclusive(task: TaskReport) -> bool:
+    """Silent to a coordinator that suspects nobody, since its own network seems to be faulty: this
+    proves neither that the task works nor that it does not."""
+    return bool(task.silent_s) and not task.suspected
 
 
 def _is_of(pod: PodView, task: TaskReport | None) -> bool:

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from rekindle import names
+from rekindle.report import Report, TaskReport, read_report
 from rekindle.timeline.api_objects import event_time, read_time
 from rekindle.topology.model import Topology
 
@@ -125,8 +126,8 @@ def read_status(
     """`resource`: the StreamTopology; `topology`: its compiled spec, None if it does not compile;
     `pods`: its task pods; `events`: the Events about it."""
     meta, status = _mapping(resource.get("metadata")), _mapping(resource.get("status"))
-    data_plane = _mapping(status.get("dataPlane"))
-    segments = _segments(status, data_plane, topology, list(pods))
+    report = read_report(status.get("dataPlane"))
+    segments = _segments(status, report, topology, list(pods))
     queries = _queries(resource, status, topology, segments)
     shown = {s.name for q in queries for s in q.segments}
     return StatusView(
@@ -141,23 +142,22 @@ def read_status(
         checkpoint=_checkpoint(_mapping(status.get("checkpoint"))),
         recovery=_recovery(_mapping(status.get("recovery")), events),
         conditions=tuple(_conditions(status)),
-        problems=tuple(_text(p) for p in _entries(data_plane, "problems")),
+        problems=report.problems,
         queries=queries,
         unqueried_segments=tuple(s for s in segments.values() if s.name not in shown),
     )
 
 
 def _segments(
-    status: Json, data_plane: Json, topology: Topology | None, pods: Sequence[Json]
+    status: Json, report: Report, topology: Topology | None, pods: Sequence[Json]
 ) -> dict[str, SegmentLine]:
     """By id, in the topology's order: every slot of the spec, and any other in the cluster."""
-    reports = {_text(t.get("slot")): t for t in _mappings(data_plane, "tasks")}
     incarnations = {
         _text(s.get("slot")): _integer(s.get("incarnation")) for s in _mappings(status, "slots")
     }
     newest = _newest_pods(pods)
     if topology is not None:
-        present = {*reports, *newest}
+        present = {*report.tasks, *newest}
         known = [
             slot.key
             for slot in topology.slots()
@@ -172,9 +172,9 @@ def _segments(
         if name := _label(pod, "segment-name"):
             segment_names.setdefault(_label(pod, "segment"), name)
     tasks: dict[str, list[TaskLine]] = {}
-    for key in dict.fromkeys((*known, *reports, *newest)):
+    for key in dict.fromkeys((*known, *report.tasks, *newest)):
         segment, _, rest = key.partition("/")
-        line = _task(rest, reports.get(key, {}), incarnations.get(key), newest.get(key, {}))
+        line = _task(rest, report.tasks.get(key), incarnations.get(key), newest.get(key, {}))
         tasks.setdefault(segment, []).append(line)
     return {
         segment: SegmentLine(segment_names.get(segment, segment), tuple(lines))
@@ -197,36 +197,36 @@ def _label(pod: Json, name: str) -> str:
     return _text(labels.get(f"{names.OWN_PREFIX}{name}"))
 
 
-def _task(name: str, report: Json, reserved: int | None, pod: Json) -> TaskLine:
+def _task(name: str, report: TaskReport | None, reserved: int | None, pod: Json) -> TaskLine:
     """The task of the newest incarnation; reports of older ones are ignored."""
     incarnation = _integer(_label(pod, "incarnation"))
     if incarnation is None:
         incarnation = reserved
-    if incarnation is not None and _integer(report.get("incarnation")) not in (None, incarnation):
-        report = {}
+    if report is None or incarnation not in (None, report.incarnation):
+        report = TaskReport(name, 0, None, suspected=False)
     meta, spec = _mapping(pod.get("metadata")), _mapping(pod.get("spec"))
     node = _text(spec.get("nodeName"))
-    phase = _text(report.get("phase"))
+    phase: str = report.phase or ""
     if not phase or phase == "Waiting":
         phase = "Starting" if node else "Waiting" if pod else phase
     remarks = []
-    if report.get("suspected"):
-        silent = report.get("silentSeconds")
-        remarks.append(f"no response for {silent} s" if silent is not None else "no response")
+    if report.suspected:
+        silent_s = report.silent_s
+        remarks.append(f"no response for {silent_s} s" if silent_s else "no response")
     if phase == "Waiting" and pod:
         remarks.append("its pod is not scheduled yet")
-    restored = _integer(report.get("restoredFrom"))
-    if phase in ("Restoring", "CatchingUp") and restored is not None and restored >= 0:
+    restored = _epoch(report.restored_from)
+    if phase in ("Restoring", "CatchingUp") and restored is not None:
         remarks.append(f"restored from epoch {restored}")
-    if (tentative := _integer(report.get("tentativeEpoch"))) is not None:
-        remarks.append(f"tentative through epoch {tentative}")
-    if problem := _text(report.get("problem")):
-        remarks.append(problem)
+    if report.tentative_epoch is not None:
+        remarks.append(f"tentative through epoch {report.tentative_epoch}")
+    if report.problem:
+        remarks.append(report.problem)
     return TaskLine(
         name=name,
         phase=phase,
-        epoch=_epoch(report.get("stableEpoch")),
-        pod=_text(report.get("pod")) or _text(meta.get("name")),
+        epoch=_epoch(report.stable_epoch),
+        pod=report.pod or _text(meta.get("name")),
         node=node,
         remark="; ".join(remarks),
     )

@@ -1,4 +1,4 @@
-"""Types that the coordinator's packages share: partitions, pods, effects, the report. Pure."""
+"""Types that the coordinator's packages share: partitions, pods, effects. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.identity import STREAM_PROTOCOL
-from rekindle.protocol import CheckpointProblemKind
+from rekindle.report import Report
 from rekindle.topology.model import Slot, Topology
 
 
@@ -67,89 +66,6 @@ class Generation:
     @property
     def checkpoint_interval_s(self) -> float:
         return self.checkpoint_interval_epochs * self.interval_s
-
-
-# --- the report: `status.dataPlane`, serialised by `shell.objects` ----------
-
-
-@dataclass(frozen=True, slots=True)
-class TaskReport:
-    """Fields are None if they are unknown, or do not apply. `suspected_since`: RFC 3339."""
-
-    slot: str
-    incarnation: int
-    pod: str
-    phase: str
-    suspected: bool
-    suspected_since: str | None = None
-    silent_s: float | None = None
-    stable_epoch: int | None = None
-    restored_from: int | None = None
-    problem: str | None = None
-    wrong_definition: str | None = None  # the source or operator whose definition is at fault
-    saving_fails: bool | None = None  # True: `problem` says why it saves no checkpoints
-    output_state: str | None = None  # None: STABLE
-    tentative_epoch: int | None = None  # the newest one that is not corrected
-    missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
-    durable_epoch: int | None = None  # that all its sinks have; None: it has no sinks
-    untrusted: bool | None = None  # True: nobody may read it; None: it may be read
-
-
-@dataclass(frozen=True, slots=True)
-class MissingResults:
-    """Results of a query that no definition of it has written since a generation. Epochs are
-    inclusive. `from_time`, `to_time`: RFC 3339; of windows, the starts of the first one that is
-    missing and of the first one that is not; else the event times of rows. None: not known."""
-
-    from_epoch: int
-    to_epoch: int
-    since_generation: int
-    from_time: str | None = None
-    to_time: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueryReport:
-    name: str
-    durable_epoch: int  # written by every partition's sink
-    lag_s: float | None  # None: no source has released an epoch to this coordinator
-    finished: bool | None = None  # True: its input has ended, and its sink has all results
-    missing: tuple[MissingResults, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointReport:
-    """`time`: RFC 3339."""
-
-    epoch: int
-    seq: int
-    time: str
-    bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointProblem:
-    """`message` is in `Report.problems` too."""
-
-    kind: CheckpointProblemKind
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    fence: int
-    tasks: tuple[TaskReport, ...]
-    queries: tuple[QueryReport, ...]
-    diverged: tuple[str, ...]
-    inconsistent: tuple[str, ...]
-    problems: tuple[str, ...]
-    checkpoint_problems: tuple[CheckpointProblem, ...]
-    stream_protocol: int = STREAM_PROTOCOL  # of this image
-    stream_conflict: tuple[int, ...] = ()  # stream protocols that cannot read from each other
-    generation: int | None = None
-    head_epoch: int | None = None
-    store: str | None = None
-    checkpoint: CheckpointReport | None = None
 
 
 # --- effects --------------------------------------------------------------

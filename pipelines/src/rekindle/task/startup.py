@@ -211,10 +211,11 @@ class Startup:
     def _complete(self) -> Prepared:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
-        state = replace(restored, operators=chain.match_columns(restored.operators))
-        state = state.begun_after(
-            {begun.operator: self._bound(begun) for begun in self._begun_windows}
-        )
+        operators = chain.match_columns(restored.operators)
+        if self._begun_windows:
+            bounds = {begun.operator: self._bound(begun) for begun in self._begun_windows}
+            operators = chain.begins_after(operators, bounds)
+        state = replace(restored, operators=operators)
         moved, written_through = self._installed, state.epoch
         self._state = self._installed = None  # they would keep runs that the task drops later
         if moved is not None:

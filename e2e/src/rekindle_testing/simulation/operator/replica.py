@@ -118,7 +118,6 @@ class OperatorReplica:
             uncached,
             settings,
             self.leader,
-            self._list_topologies,
             self._clock,
             monotonic=lambda: scheduler.now,
             sleep=self._sleep,
@@ -135,11 +134,10 @@ class OperatorReplica:
             self._election.sleep(self.leader.call_once())
 
     def _run(self) -> None:
-        while not (self.cache.relist_mirrors() and self._list_topologies()):
+        while not self.cache.relist_mirrors():
             self._control.sleep(_LIST_RETRY_S)
         for plural, mirror in self.cache.mirrors.items():
             self._watch(plural, mirror)
-        self._open_watch(TOPOLOGIES, self._topology_changed, self.cache.replace_topologies)
         self.process.every(_PROBE_TICK_S, self._probe)
         self._loop.run()
 
@@ -150,20 +148,6 @@ class OperatorReplica:
             else:
                 mirror.put(event.raw)
 
-        def replace_all(items: list[Json], version: int) -> None:
-            mirror.replace(items, version)
-            mirror.record_response()
-
-        self._open_watch(plural, deliver, replace_all, mirror.record_response)
-
-    def _open_watch(
-        self,
-        plural: str,
-        deliver: Callable[[ApiEvent], None],
-        replace_all: Callable[[list[Json], int], None],
-        responded: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`replace_all`: takes over a list and its version."""
         programs: list[Program] = []  # each lists all objects after an expired version
 
         def list_again() -> None:
@@ -171,7 +155,8 @@ class OperatorReplica:
             api = SimulatedClient(self.process, self._network, lambda: program)
             while (listed := self.cache.list_all(plural, api)) is None:
                 program.sleep(_LIST_RETRY_S)
-            replace_all(*listed)
+            mirror.replace(*listed)
+            mirror.record_response()
             watch.resume(listed[1])
 
         def expired() -> None:
@@ -182,22 +167,10 @@ class OperatorReplica:
             plural,
             self.cache.listed_at[plural],
             deliver,
-            responded,
+            mirror.record_response,
             names.LABEL_TOPOLOGY if plural in _SELECTED else "",
             expired,
         )
-
-    def _topology_changed(self, event: ApiEvent) -> None:
-        if event.type == DELETED:
-            self.cache.remove_topology(event.raw["metadata"]["uid"])
-        else:
-            self.cache.put_topology(event.raw)
-
-    def _list_topologies(self) -> bool:
-        listed = self.cache.list_all(TOPOLOGIES)
-        if listed is not None:
-            self.cache.replace_topologies(*listed)
-        return listed is not None
 
     # --- probes -----------------------------------------------------------------
 
@@ -250,6 +223,7 @@ class _Cache(ClusterCache):
         super().__init__(api, None, clock, monotonic=lambda: process.scheduler.now)
         self.listed_at: dict[str, int] = {}
         self.mirrors: dict[str, Mirror[Any]] = {
+            TOPOLOGIES: self.topologies,
             PODS: self.pods,
             NODES: self.nodes,
             RECORDS: self.generation_records,

@@ -25,7 +25,6 @@ from rekindle.coordinator.checkpoints.new_generation import Written, start_gener
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
 from rekindle.coordinator.model import (
-    CheckpointProblem,
     CollectGarbage,
     Effect,
     Generation,
@@ -36,7 +35,8 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.protocol import CheckpointDone, CheckpointProblemKind
+from rekindle.protocol import CheckpointDone
+from rekindle.report import CheckpointProblem, CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 

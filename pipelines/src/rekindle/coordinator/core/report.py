@@ -17,18 +17,20 @@ from datetime import UTC, datetime
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.model import (
     ApplyStatus,
+    Generation,
+    Partition,
+)
+from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
+from rekindle.identity import STREAM_PROTOCOL
+from rekindle.report import (
     CheckpointProblem,
     CheckpointReport,
-    Generation,
     MissingResults,
-    Partition,
     QueryReport,
     Report,
     TaskReport,
 )
-from rekindle.coordinator.tasks.graph import Graph
-from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment
 from rekindle.topology.spec import QuerySpec
@@ -162,8 +164,10 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
     generation, head = inputs.generation, inputs.heads.head
     return Report(
         fence=inputs.fence,
-        tasks=tuple(_task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)),
-        queries=_queries(inputs, now),
+        tasks={
+            t.slot.key: _task(t, inputs) for t in sorted(inputs.membership, key=lambda t: t.slot)
+        },
+        queries={query.name: query for query in _queries(inputs, now)},
         diverged=inputs.diverged,
         inconsistent=tuple(_bounded(text) for text in inputs.inconsistent[:_MAX_MESSAGES]),
         problems=tuple(_bounded(text) for text in inputs.problems[:_MAX_MESSAGES]),
@@ -171,6 +175,7 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
             replace(problem, message=_bounded(problem.message))
             for problem in inputs.checkpoint_problems[:MAX_CHECKPOINT_PROBLEMS]
         ),
+        stream_protocol=STREAM_PROTOCOL,
         stream_conflict=inputs.membership.stream_conflict(),
         generation=generation.number if generation is not None else None,
         head_epoch=head if head != NO_EPOCH else None,
@@ -196,24 +201,23 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         pod=task.pod.name,
         phase=task.phase,
         suspected=suspected,
-        untrusted=True if inputs.is_untrusted(task) else None,
+        untrusted=inputs.is_untrusted(task),
     )
     if task.suspected_since is not None:
-        since = rfc3339(inputs.wall_s + task.suspected_since) if suspected else None
+        since = rfc3339(inputs.wall_s + task.suspected_since) if suspected else ""
         report = replace(report, suspected_since=since, silent_s=round(task.silence_s, 1))
     response = task.response
     if response is None:
         return report
-    problem, stable = response.problem, response.consistency is ConsistencyState.STABLE
-    tentative = response.tentative_epoch
+    problem, tentative = response.problem, response.tentative_epoch
     return replace(
         report,
         stable_epoch=response.stable_epoch,
         restored_from=response.restored_from,
-        problem=_bounded(_problem_text(problem.where, problem.message)) if problem else None,
-        wrong_definition=problem.wrong_definition if problem else None,
-        saving_fails=True if problem and problem.saving else None,
-        output_state=None if stable else response.consistency,
+        problem=_bounded(_problem_text(problem.where, problem.message)) if problem else "",
+        wrong_definition=(problem.wrong_definition or "") if problem else "",
+        saving_fails=problem is not None and problem.saving,
+        output_state=response.consistency,
         tentative_epoch=None if tentative == NO_EPOCH else tentative,
         missing_inputs=response.missing[:_MAX_MISSING],
         durable_epoch=min((s.durable for s in response.sinks), default=None),
@@ -228,7 +232,7 @@ def _bounded(text: str) -> str:
     return text if len(text) <= 1024 else text[:1023] + "…"
 
 
-def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
+def _queries(inputs: ReportInputs, now: float) -> Iterable[QueryReport]:
     if inputs.generation is None or inputs.graph is None:
         return ()
     reports: list[QueryReport] = []
@@ -238,11 +242,11 @@ def _queries(inputs: ReportInputs, now: float) -> tuple[QueryReport, ...]:
             durable = _durable_epoch(query, segment, inputs)
             sources, interval_s = inputs.graph.sources[segment.id], inputs.generation.interval_s
             lag_s = inputs.heads.lag_s(sources, durable, now, interval_s)
-            finished = inputs.heads.is_finished(sources, durable) or None
+            finished = inputs.heads.is_finished(sources, durable)
             known_lag_s = round(lag_s, 1) if inputs.heads.head != NO_EPOCH else None
             missing = inputs.missing(specs[query])
             reports.append(QueryReport(query, durable, known_lag_s, finished, missing))
-    return tuple(sorted(reports, key=lambda report: report.name))
+    return sorted(reports, key=lambda report: report.name)
 
 
 def _durable_epoch(query: str, segment: Segment, inputs: ReportInputs) -> int:

@@ -31,7 +31,6 @@ from rekindle.coordinator.core.report import (
 )
 from rekindle.coordinator.core.state_movements import StateMovements
 from rekindle.coordinator.model import (
-    CheckpointProblem,
     CollectGarbage,
     Effect,
     Generation,
@@ -52,6 +51,7 @@ from rekindle.coordinator.tasks.routes import (
     serving_replicas,
 )
 from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskPhase
+from rekindle.report import CheckpointProblem
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 

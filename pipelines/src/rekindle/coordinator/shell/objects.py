@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from rekindle import names
-from rekindle.coordinator.model import Generation, MissingResults, Pod, Report, TaskReport
+from rekindle.coordinator.model import Generation, Pod
 from rekindle.errors import RekindleError
+from rekindle.report import Report, to_json
 from rekindle.topology.model import Slot, Topology
 
 Json = dict[str, Any]
@@ -84,81 +84,13 @@ def newest_generation(compiled: Mapping[int, Topology]) -> Generation:
     return Generation(newest, compiled[newest], operator_ids)
 
 
-def data_plane_document(report: Report) -> Json:
-    """`status.dataPlane`, without fields whose value is None."""
-    document = {
-        "fence": report.fence,
-        "tasks": [_task(task) for task in report.tasks],
-        "diverged": list(report.diverged),
-        "inconsistent": list(report.inconsistent),
-        "problems": list(report.problems),
-        "checkpointProblems": [asdict(problem) for problem in report.checkpoint_problems],
-        "streamProtocol": report.stream_protocol,
-        "streamConflict": list(report.stream_conflict) or None,
-        "generation": report.generation,
-        "headEpoch": report.head_epoch,
-        "store": report.store,
-        "checkpoint": asdict(report.checkpoint) if report.checkpoint is not None else None,
-        "queries": [
-            _without_none(
-                {
-                    "name": q.name,
-                    "stableEpoch": q.durable_epoch,
-                    "lagSeconds": q.lag_s,
-                    "finished": q.finished,
-                    "missing": [_missing(m) for m in q.missing] or None,
-                }
-            )
-            for q in report.queries
-        ],
-    }
-    return _without_none(document)
-
-
-def _task(task: TaskReport) -> Json:
-    document = {
-        "slot": task.slot,
-        "incarnation": task.incarnation,
-        "pod": task.pod,
-        "phase": task.phase,
-        "suspected": task.suspected,
-        "suspectedSince": task.suspected_since,
-        "silentSeconds": task.silent_s,
-        "stableEpoch": task.stable_epoch,
-        "durableEpoch": task.durable_epoch,
-        "untrusted": task.untrusted,
-        "restoredFrom": task.restored_from,
-        "problem": task.problem,
-        "refused": task.wrong_definition,
-        "savingFails": task.saving_fails,
-        "outputState": task.output_state,
-        "tentativeEpoch": task.tentative_epoch,
-        "missingInputs": list(task.missing_inputs) or None,
-    }
-    return _without_none(document)
-
-
-def _without_none(document: Mapping[str, Any]) -> Json:
-    return {key: value for key, value in document.items() if value is not None}
-
-
-def status_patch(namespace: str, name: str, uid: str, document: Mapping[str, Any]) -> Json:
+def status_patch(namespace: str, name: str, uid: str, report: Report) -> Json:
     """With the uid, the API server refuses it (409) for another topology of the same name."""
     return {
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
-        "status": {"dataPlane": dict(document)},
-    }
-
-
-def _missing(missing: MissingResults) -> Json:
-    times = {"from": missing.from_time, "to": missing.to_time}
-    return {
-        "fromEpoch": missing.from_epoch,
-        "toEpoch": missing.to_epoch,
-        "sinceGeneration": missing.since_generation,
-        **{name: time for name, time in times.items() if time is not None},
+        "status": {"dataPlane": to_json(report)},
     }
 
 

@@ -13,17 +13,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 from rekindle import names
 from rekindle.backoff import Backoff
-from rekindle.coordinator.model import Report
 from rekindle.coordinator.shell.kube import API_BACKOFF, CALL_ERRORS, ApiError, KubeApi
-from rekindle.coordinator.shell.objects import data_plane_document, holder, lease, status_patch
+from rekindle.coordinator.shell.objects import holder, lease, status_patch
 from rekindle.coordinator.shell.settings import Settings
 from rekindle.coordinator.shell.watching import EventHandler
 from rekindle.errors import StoreError
+from rekindle.report import Report
 
 _log = logging.getLogger(__name__)
 _MAYBE_OUTDATED = (409, 422)  # another topology of this name; a fence that is lower
@@ -102,10 +103,9 @@ class StatusWriter:
         if not await self._is_current():
             return
         # Numbered, so that the Lease can name the report that is still valid.
-        document = {**data_plane_document(desired), "report": self.writes + 1}
-        if self._store_id is not None:
-            document.setdefault("store", self._store_id)  # the report may not have it yet
-        patch = status_patch(settings.namespace, settings.topology, settings.topology_uid, document)
+        # It may not have the store yet.
+        report = replace(desired, number=self.writes + 1, store=desired.store or self._store_id)
+        patch = status_patch(settings.namespace, settings.topology, settings.topology_uid, report)
         try:
             await self._api.apply(f"{self._path}/status", patch, names.COORDINATOR_FIELD_MANAGER)
         except ApiError as error:
