@@ -21,7 +21,7 @@ from rekindle.engine.call_sizes import CallSizes
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.model import Chain, State
 from rekindle.identity import Identity
-from rekindle.protocol import CheckpointDone, RestorePoint, TaskRef, Upstream
+from rekindle.protocol import EntryRef, RestorePoint, TaskRef, Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
@@ -212,11 +212,11 @@ class BenchTask:
             time.sleep(POLL_S)
 
     @property
-    def saved(self) -> CheckpointDone | None:
+    def saved(self) -> EntryRef | None:
         """The newest checkpoint in the store that is not committed yet."""
         return done[-1] if (done := self._saver.done()) else None
 
-    def restore(self, saved: CheckpointDone) -> TaskState:
+    def restore(self, saved: EntryRef) -> TaskState:
         """What a task does when it starts from a checkpoint, until all of its state is local."""
         point = RestorePoint(epoch=saved.epoch, object=saved.object)
         state, fetch = self._states.restore(point)

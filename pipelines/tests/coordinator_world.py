@@ -24,7 +24,7 @@ from rekindle.coordinator.model import (
     partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
-from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
+from rekindle.protocol import PollRequest, SinkAssignment
 from rekindle.report import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
@@ -210,7 +210,7 @@ class World:
     def complete_checkpoint(self, who: Coordinator) -> None:
         """Report a fake checkpoint of all tasks to the coordinator `who`."""
         for task in self.tasks.values():
-            done = CheckpointDone(
+            done = EntryRef(
                 epoch=task.state_epoch, object=f"made-up-{task.slot.key}", digest="f", bytes=1
             )
             who.committer.entries_saved(task.slot, [done])

@@ -47,7 +47,7 @@ from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import RestorePoint
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
 
@@ -449,9 +449,7 @@ class Saver:
             ref = self.states.save(
                 self.partition, 0, state.epoch, 0, operators, state.operators, previous
             )
-            assert ref.object is not None
-            done = CheckpointDone(epoch=ref.epoch, object=ref.object, digest=ref.digest, bytes=1)
-            self.perform(self.core.entry_saved(done, 0.0))
+            self.perform(self.core.entry_saved(ref, 0.0))
 
 
 class History(RuleBasedStateMachine):
@@ -502,7 +500,7 @@ class History(RuleBasedStateMachine):
         state = State({f"op-{p}": of_runs(*runs)})
         saver.perform(saver.core.state_reached(TaskState(self.epoch, 0, state), 0.0))
         if self.refused.pop(saver, None) is self.committed[p]:
-            assert not self.needs([saver.core.saved()[-1].object]) & self.lost
+            assert not self.needs([saver.core.saved()[-1].object or ""]) & self.lost
 
     @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
     def reboot(self, p: str, replica: int) -> None:
@@ -520,6 +518,7 @@ class History(RuleBasedStateMachine):
             if not (reported := saver.core.saved()):
                 continue
             done = reported[0]
+            assert done.object is not None
             refused = self.manifests.not_committable([done.object])
             needed = self.needs([done.object])
             if needed & self.lost - trusted or not self.unnoticed:
@@ -601,7 +600,7 @@ class History(RuleBasedStateMachine):
     def lose(self, number: int) -> None:
         """Another program deletes what a committed entry, or one that may be committed, needs."""
         entries = [ref.object for ref in self.committed.values() if ref.object]
-        entries += [d.object for saver in self.savers.values() for d in saver.core.saved()]
+        entries += [d.object or "" for saver in self.savers.values() for d in saver.core.saved()]
         if names := sorted(self.needs(entries) & self.memory.names()):
             name = names[number % len(names)]
             self.memory.delete(f"u/{name}")
@@ -614,7 +613,7 @@ class History(RuleBasedStateMachine):
         self.collect(None)
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
-        saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
+        saved = {d.object or "" for saver in self.savers.values() for d in saver.core.saved()}
         needed |= saved & self.memory.names()  # the commit finds others
         broken = {name for name in needed if self.needs([name]) & self.lost}
         assert broken == needed & self.manifests.unrestorable.keys()
@@ -624,7 +623,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def what_is_needed_is_there(self) -> None:
-        saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
+        saved = {d.object or "" for saver in self.savers.values() for d in saver.core.saved()}
         needed = self.memory.needed(self.RETAIN) | self.needs(saved)
         assert needed - self.lost <= self.memory.names()
 

@@ -17,9 +17,9 @@ from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Partition, Pod
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.protocol import (
-    CheckpointDone,
     Contained,
     Contradiction,
+    EntryRef,
     PollResponse,
     TaskPhase,
     TaskRef,
@@ -1289,7 +1289,7 @@ def response_of(
         digests={e: found.digest for e, found in results.items() if found.digest},
         chained={e: found.chained for e, found in results.items() if found.chained},
         checkpoints=tuple(
-            CheckpointDone(epoch=e, object=f"{slot.key}@{e}", digest=found.state, bytes=1)
+            EntryRef(epoch=e, object=f"{slot.key}@{e}", digest=found.state, bytes=1)
             for e, found in results.items()
             if found.state
         ),

@@ -14,6 +14,7 @@ Design: docs/design/task.md#passive, docs/design/fencing.md#identity.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
@@ -261,11 +262,14 @@ class TaskPhase(StrEnum):
         return self in (TaskPhase.CATCHING_UP, TaskPhase.LIVE)
 
 
-class CheckpointDone(_Message):
+@dataclass(frozen=True, slots=True)
+class EntryRef:
+    """One partition's state after an epoch, saved: in poll responses and in manifests."""
+
     epoch: int
-    object: str
-    digest: str
-    bytes: int
+    object: str | None  # the entry; None: empty state
+    digest: str  # of the state, however it is laid out, so that replicas can be compared by it
+    bytes: int = 0  # what this save wrote; not runs that older checkpoints had stored already
 
 
 class TaskProblem(_Message):
@@ -312,7 +316,7 @@ class PollResponse(_Versioned):
     # digest of all output from a base to the epoch.
     digests: dict[int, str] = Field(default_factory=dict)
     chained: dict[int, str] = Field(default_factory=dict)
-    checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
+    checkpoints: tuple[EntryRef, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None

@@ -16,7 +16,7 @@ from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.model import State
 from rekindle.errors import ObjectMissing, RekindleError
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import RestorePoint
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshot
 from rekindle.task.state import TaskState
@@ -96,7 +96,7 @@ class CheckpointSaver:
         held = self.held(newest.operators)
         return sum(h.nbytes for h in held if h.name == snapshot.name)
 
-    def done(self) -> tuple[CheckpointDone, ...]:
+    def done(self) -> tuple[EntryRef, ...]:
         """Saved and not yet committed, oldest first."""
         with self._changed:
             return self._core.saved()
@@ -154,10 +154,7 @@ class CheckpointSaver:
                 _log.exception("checkpoint of epoch %d", epoch)
             self._step(partial(self._core.save_failed, str(error)))
             return
-        done = CheckpointDone(
-            epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
-        )
-        self._step(partial(self._core.entry_saved, done))
+        self._step(partial(self._core.entry_saved, ref))
         self._worker.progressed()
 
     def _entry(self, name: str | None) -> Entry | None:

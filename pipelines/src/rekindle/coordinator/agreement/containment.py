@@ -25,7 +25,7 @@ from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Co
 from rekindle.coordinator.model import Generation, Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
+from rekindle.protocol import EntryRef, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Segment, Slot
 
@@ -208,10 +208,10 @@ class Containment:
     def committable_entries(
         self,
         slot: Slot,
-        done: Sequence[CheckpointDone],
+        done: Sequence[EntryRef],
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
-    ) -> list[CheckpointDone]:
+    ) -> list[EntryRef]:
         """The entries of a task that may be committed: no entry if the replica is untrusted;
         otherwise those at epochs whose result two computations have had, this boot among them, or
         on which all other replicas agree with it, including copies and those that catch up, except

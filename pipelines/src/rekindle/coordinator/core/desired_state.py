@@ -50,7 +50,7 @@ class DesiredState:
     is_suspected: TaskPredicate
     lacks_entries: Callable[[Task], bool]
     containment: Containment
-    is_refused: Callable[[str], bool]
+    is_refused: Callable[[str | None], bool]
     stabilizes_in_turn: bool  # one replica after another
 
     def fields_of(self, task: Task) -> dict[str, object]:
@@ -85,8 +85,8 @@ class DesiredState:
 
     def _refused(self, task: Task, committed: str | None) -> tuple[str, ...]:
         saved = task.response.checkpoints if task.response is not None else ()
-        known = [*([committed] if committed is not None else []), *(done.object for done in saved)]
-        return tuple(name for name in known if self.is_refused(name))
+        known = (committed, *(done.object for done in saved))
+        return tuple(name for name in known if name is not None and self.is_refused(name))
 
     def _floor(self, task: Task) -> int | None:
         """The stream's floor, but not above the epochs that this task's own sinks have written."""

@@ -231,7 +231,7 @@ class Membership:
     def reported_entries(self) -> frozenset[str]:
         """The saved entries in the tasks' last responses."""
         responses = [task.response for task in self if task.response is not None]
-        return frozenset(done.object for r in responses for done in r.checkpoints)
+        return frozenset(d.object for r in responses for d in r.checkpoints if d.object)
 
     def entries_in_use(self) -> frozenset[str]:
         """Entries from which tasks are restored, and from which they have yet to read state."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.protocol import CheckpointDone, SinkAssignment, SinkProgress
+from rekindle.protocol import EntryRef, SinkAssignment, SinkProgress
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopCore
@@ -66,7 +66,7 @@ class SaverAdapter:
     def problem(self) -> str | None:
         return self.core.problem
 
-    def done(self) -> tuple[CheckpointDone, ...]:
+    def done(self) -> tuple[EntryRef, ...]:
         return self.core.saved()
 
 

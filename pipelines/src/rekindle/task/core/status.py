@@ -21,9 +21,9 @@ from rekindle.errors import StateLost
 from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
-    CheckpointDone,
     ConsistencyState,
     Contradiction,
+    EntryRef,
     PollResponse,
     SinkProgress,
     TaskPhase,
@@ -70,7 +70,7 @@ class SinksView(Protocol):
 class SaverView(Protocol):
     @property
     def problem(self) -> str | None: ...
-    def done(self) -> tuple[CheckpointDone, ...]: ...
+    def done(self) -> tuple[EntryRef, ...]: ...
 
 
 class FetchView(Protocol):
