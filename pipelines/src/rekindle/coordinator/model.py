@@ -1,4 +1,4 @@
-"""Types that the coordinator's packages share: partitions, pods, effects. Pure."""
+"""Types that the coordinator's packages share: pods, generations, effects. Pure."""
 
 from __future__ import annotations
 
@@ -7,24 +7,9 @@ from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.report import Report
+from rekindle.topology.model import Partition as Partition
 from rekindle.topology.model import Slot, Topology
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
-    """One partition of a segment, any replica."""
-
-    segment: str
-    index: int
-
-    @property
-    def key(self) -> str:
-        """Its key in a manifest."""
-        return f"{self.segment}/{self.index}"
-
-
-def partition_of(slot: Slot) -> Partition:
-    return Partition(slot.segment, slot.partition)
+from rekindle.topology.model import partition_of as partition_of
 
 
 @dataclass(frozen=True, slots=True)
