@@ -166,12 +166,13 @@ class BegunWindow(_Message):
 
 
 class RestorePoint(_Message):
-    """Start after `epoch`, from the checkpoint entry `object` (None: empty state). `begun`: windows
-    whose state is not in the entry, although the topology is older."""
+    """Start after `epoch`, from the entry `object`."""
 
     epoch: int
-    object: str | None = None
+    object: str | None = None  # None: empty state
+    # Windows whose state is not in the entry, although the topology is older.
     begun: tuple[BegunWindow, ...] = ()
+    lender: Endpoint | None = None  # the replica that lends the entry; None: it is in the store
 
 
 class PollRequest(_Versioned):
@@ -183,6 +184,9 @@ class PollRequest(_Versioned):
     sinks: tuple[SinkAssignment, ...] = ()
     floor: int | None = None  # the log may drop epochs <= floor; None: it keeps all
     saver: bool = False  # save checkpoints at checkpoint epochs
+    lend: bool = False  # lend the newest state, not older than `committed`: see `PollResponse.lent`
+    # False: it began with a lent state, and older epochs than those in its log may be needed.
+    may_be_live: bool = True
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
     # Entries of this partition that cannot be restored, among those that the task reports and
     # `committed`. The task stops reporting them, does not reuse their objects, and saves all of its
@@ -316,6 +320,8 @@ class PollResponse(_Versioned):
     last_epoch: int | None = None  # of a bounded source: no later epoch has rows
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
+    lent_from: int | None = None  # the same epoch, if a partner has lent the state
+    lent: RestorePoint | None = None  # the newest state that it lends
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of the entry `restoring` that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from aiohttp import web
 
-from rekindle.errors import BelowFloor, RekindleError
+from rekindle.errors import BelowFloor, ObjectMissing, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.exchange.state_mover.messages import MessageToDonor, MessageToNewcomer
 from rekindle.identity import Identity
@@ -38,6 +38,7 @@ from rekindle.streams.response_body import ResponseBody
 from rekindle.streams.response_frames import SERVE_BYTES, Frames, ResponseFrames, position_in
 from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
+    LENT_PATH,
     MAX_REQUEST_BYTES,
     PATH,
     MessageIdentity,
@@ -48,6 +49,7 @@ from rekindle.streams.wire import (
     error_body,
     first_frame,
     last_frame,
+    lent_digest,
 )
 
 MAX_WAIT_S = 1.0
@@ -57,6 +59,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
+LentReader = Callable[[str], AbstractAsyncContextManager[bytes]]
+"""Reads an object that the task lends. The context ends once it is sent. Raises ObjectMissing."""
 StateServer = Callable[[MessageToDonor], AbstractAsyncContextManager[MessageToNewcomer | None]]
 """The donor's answer to a message, None if it has none yet. The context ends once the answer is
 sent, since it may hold memory until then."""
@@ -184,6 +188,7 @@ class StreamServer:
         self._logs: dict[tuple[str, int], _Served] = {}
         self._frames = ResponseFrames(memory_bytes)
         self._state: StateServer | None = None
+        self._lent: LentReader | None = None
         self._stopped = False
         self._socket = listen(address, port)
         self.port: int = self._socket.getsockname()[1]
@@ -204,6 +209,10 @@ class StreamServer:
     def serve_state(self, answer: StateServer) -> None:
         """`answer` is called in the server's event loop."""
         self._state = answer
+
+    def serve_lent(self, read: LentReader) -> None:
+        """`read` is called in the server's event loop."""
+        self._lent = read
 
     def call(self, function: Callable[..., object], *arguments: Any) -> None:
         """Call a function in the server's event loop, soon."""
@@ -248,6 +257,8 @@ class StreamServer:
         message = await self._message(http)
         if http.path == STATE_PATH:
             return await self._respond_with_state(http, message)
+        if http.path == LENT_PATH:
+            return await self._respond_with_lent(http, message)
         request = _parsed(ReadRequest.of, message)
         self._admit_connection(http)
         served = self._logs.get((request.stream, request.partition))
@@ -304,6 +315,22 @@ class StreamServer:
             await body.add(frame, pa.py_buffer(data) if data else None)
             return await body.end(b"")
 
+    async def _respond_with_lent(
+        self, http: web.BaseRequest, message: dict[str, Any]
+    ) -> web.StreamResponse:
+        """The digest of an object, and its bytes."""
+        name = _parsed(lambda content: str(content["name"]), message)
+        self._admit_connection(http)
+        if self._lent is None:
+            raise _Refusal(404, ObjectMissing("this task lends no state"))
+        try:
+            async with self._lent(name) as data:
+                body = ResponseBody(http)
+                await body.add(lent_digest(data), pa.py_buffer(data))
+                return await body.end(b"")
+        except ObjectMissing as error:
+            raise _Refusal(404, error) from error
+
     def _admit_connection(self, http: web.BaseRequest) -> None:
         if not self._http.admit(http):
             most = self._http.open_connections.max_admitted
@@ -314,7 +341,7 @@ class StreamServer:
         """The JSON of a request that is for this task."""
         if not self._identity.accepts(http.headers.get("Authorization")):
             raise _Refusal(401, StreamRefused("this port needs the topology's token"))
-        if http.method != "POST" or http.path not in (PATH, STATE_PATH):
+        if http.method != "POST" or http.path not in (PATH, STATE_PATH, LENT_PATH):
             text = f"only POST {PATH} and {STATE_PATH} are served here"
             raise _Refusal(404, StreamUnavailable(text))
         body = b""
