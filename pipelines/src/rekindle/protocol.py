@@ -20,7 +20,6 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
-from rekindle.exchange.state_mover.messages import Directive, MovementReport
 from rekindle.identity import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -207,7 +206,6 @@ class PollRequest(_Versioned):
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
-    movement: Directive | None = None  # state movements; None: this poll requests none
     # Before it starts: its sinks compare the files after its restore point, which may be wrong; and
     # it starts without its log, since an earlier boot that had to compute again may have ended
     # before it knew.
@@ -350,7 +348,6 @@ class PollResponse(_Versioned):
     event_times: dict[int, tuple[int, int]] | None = None
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
-    movement: MovementReport | None = None  # None: its release does not move state
 
     def stream_versions(self) -> Versions:
         return Versions(self.stream_protocol, self.oldest_stream_protocol)

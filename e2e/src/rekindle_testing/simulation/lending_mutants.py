@@ -7,9 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from rekindle.coordinator.agreement.comparison import DigestComparison
+from rekindle.coordinator.checkpoints.sinks import assigned_sinks
+from rekindle.coordinator.core import desired_state
 from rekindle.coordinator.core.desired_state import DesiredState
 from rekindle.coordinator.tasks.lending import Lending
 from rekindle.task.core.lending import LendingCore
+from rekindle_testing.simulation.lending import LentRequest, LentState
 from rekindle_testing.simulation.planting import Mutant, replaced
 
 
@@ -27,8 +30,6 @@ def _wrong_field(name: str, of: Callable[[Any, Any], object]) -> Mutant:
 
 
 def _sinks_of(state: Any, task: Any) -> object:
-    from rekindle.coordinator.checkpoints.sinks import assigned_sinks
-
     return assigned_sinks(state.graph, state.manifest, task.partition.segment)
 
 
@@ -38,15 +39,6 @@ def _newest_entry_counts(may_be_live: Any) -> Any:
     def wrong(task: Any, manifest: Any) -> bool:
         refs = manifest.entries.get(task.partition.key)
         return task.lent_from is None or (bool(refs) and refs[0].epoch >= task.lent_from)
-
-    return wrong
-
-
-def _old_states_are_lent(requested: Any) -> Any:
-    """A state that is lent already is good enough, however old."""
-
-    def wrong(self: LendingCore, state: Any, not_before: int, now: float) -> None:
-        requested(self, state, -1, now)
 
     return wrong
 
@@ -67,13 +59,12 @@ def _another_epoch(requested: Any) -> Any:
     return wrong
 
 
-def _newest_for_any_name(read: Any) -> Any:
-    """After a state has expired, its name is that of the next one."""
+def _newest_when_read(read: Any) -> Any:
+    """What is lent goes on with the lender."""
 
-    def wrong(self: LendingCore, name: str, now: float) -> Any:
-        newest = self.newest
-        found = newest.object if newest is not None else None
-        return read(self, found or name, now)
+    def wrong(self: LentState, request: LentRequest, reply: Any) -> None:
+        parts = self._core.parts
+        read(self, request, lambda found: reply(found and parts and parts.loop.state))
 
     return wrong
 
@@ -87,6 +78,9 @@ LENDING_MUTANTS: Mapping[str, Mutant] = {
     "a task is Live before the lent epoch is committed": _wrong_field(
         "may_be_live", lambda state, task: True
     ),
+    "a task is Live while an older entry is kept": replaced(
+        desired_state, "may_be_live", _newest_entry_counts
+    ),
     "a task saves before the lent epoch is committed": _wrong_field(
         "saver", lambda state, task: True
     ),
@@ -95,6 +89,6 @@ LENDING_MUTANTS: Mapping[str, Mutant] = {
         Lending, "restore_point", _any_epoch_is_restored
     ),
     "a state is lent under another epoch": replaced(LendingCore, "requested", _another_epoch),
-    "the name of a lent state is used again": replaced(LendingCore, "read", _newest_for_any_name),
+    "what is lent changes while it is read": replaced(LentState, "_read", _newest_when_read),
     "a task that has lost its lender waits for ever": replaced(Lending, "alone", _alone_goes_on),
 }

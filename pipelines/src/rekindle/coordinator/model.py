@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.identity import STREAM_PROTOCOL
-from rekindle.protocol import CheckpointProblemKind
+from rekindle.protocol import CheckpointProblemKind, RestorePoint
 from rekindle.topology.model import Slot, Topology
 
 
@@ -217,13 +217,12 @@ class StepDown:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportMovementPhase:
-    """Write to the process's log that the state movement to a newcomer has a new phase, and why."""
+class ReportRestorePoint:
+    """Write to the process's log from where a task is restored."""
 
     slot: Slot
     incarnation: int
-    phase: str
-    reason: str = ""
+    point: RestorePoint
 
 
 Effect = (
@@ -232,6 +231,6 @@ Effect = (
     | CollectGarbage
     | ApplyStatus
     | PollNow
-    | ReportMovementPhase
+    | ReportRestorePoint
     | StepDown
 )

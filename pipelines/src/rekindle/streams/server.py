@@ -25,7 +25,6 @@ from aiohttp import web
 
 from rekindle.errors import BelowFloor, ObjectMissing, RekindleError
 from rekindle.exchange.routing import Share
-from rekindle.exchange.state_mover.messages import MessageToDonor, MessageToNewcomer
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
@@ -33,7 +32,6 @@ from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
-from rekindle.streams.movement_wire import STATE_PATH, reply_frame, request_of
 from rekindle.streams.response_body import ResponseBody
 from rekindle.streams.response_frames import SERVE_BYTES, Frames, ResponseFrames, position_in
 from rekindle.streams.sockets import listen
@@ -61,9 +59,6 @@ _INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, Recu
 
 LentReader = Callable[[str], AbstractAsyncContextManager[bytes]]
 """Reads an object that the task lends. The context ends once it is sent. Raises ObjectMissing."""
-StateServer = Callable[[MessageToDonor], AbstractAsyncContextManager[MessageToNewcomer | None]]
-"""The donor's answer to a message, None if it has none yet. The context ends once the answer is
-sent, since it may hold memory until then."""
 
 
 class _Refusal(Exception):
@@ -187,7 +182,6 @@ class StreamServer:
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
         self._frames = ResponseFrames(memory_bytes)
-        self._state: StateServer | None = None
         self._lent: LentReader | None = None
         self._stopped = False
         self._socket = listen(address, port)
@@ -206,17 +200,9 @@ class StreamServer:
         """`output`: None if the log's epochs are never tentative."""
         self._logs[(log.stream, log.partition)] = _Served(log, head, self._io, output)
 
-    def serve_state(self, answer: StateServer) -> None:
-        """`answer` is called in the server's event loop."""
-        self._state = answer
-
     def serve_lent(self, read: LentReader) -> None:
         """`read` is called in the server's event loop."""
         self._lent = read
-
-    def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the server's event loop, soon."""
-        self._io.call(function, *arguments)
 
     def stop(self) -> None:
         """End all calls, close all connections, end the threads."""
@@ -255,8 +241,6 @@ class StreamServer:
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         message = await self._message(http)
-        if http.path == STATE_PATH:
-            return await self._respond_with_state(http, message)
         if http.path == LENT_PATH:
             return await self._respond_with_lent(http, message)
         request = _parsed(ReadRequest.of, message)
@@ -301,20 +285,6 @@ class StreamServer:
                 _log.warning("a response ends early: %s", error)
         return await body.end(last_frame())
 
-    async def _respond_with_state(
-        self, http: web.BaseRequest, message: dict[str, Any]
-    ) -> web.StreamResponse:
-        request = _parsed(request_of, message)
-        self._admit_connection(http)
-        if self._state is None:
-            raise _Refusal(503, StreamUnavailable("this task has no state to give (yet)"))
-        sender = MessageIdentity.of(self._identity, self._incarnation)
-        async with self._state(request) as reply:
-            frame, data = reply_frame(reply, sender)
-            body = ResponseBody(http)
-            await body.add(frame, pa.py_buffer(data) if data else None)
-            return await body.end(b"")
-
     async def _respond_with_lent(
         self, http: web.BaseRequest, message: dict[str, Any]
     ) -> web.StreamResponse:
@@ -341,8 +311,8 @@ class StreamServer:
         """The JSON of a request that is for this task."""
         if not self._identity.accepts(http.headers.get("Authorization")):
             raise _Refusal(401, StreamRefused("this port needs the topology's token"))
-        if http.method != "POST" or http.path not in (PATH, STATE_PATH, LENT_PATH):
-            text = f"only POST {PATH} and {STATE_PATH} are served here"
+        if http.method != "POST" or http.path not in (PATH, LENT_PATH):
+            text = f"only POST {PATH} and {LENT_PATH} are served here"
             raise _Refusal(404, StreamUnavailable(text))
         body = b""
         while chunk := await http.content.read(MAX_REQUEST_BYTES + 1 - len(body)):

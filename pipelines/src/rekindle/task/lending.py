@@ -19,7 +19,6 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Protocol
 
-from rekindle.checkpoints.codec import CheckpointName
 from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.errors import ObjectMissing, StoreError
@@ -28,7 +27,6 @@ from rekindle.protocol import Endpoint, PollRequest, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.io_thread import CallThread
 from rekindle.streams.wire import LENT_PATH, MAX_ERROR_BYTES, MessageIdentity, lent_object
-from rekindle.task.config import TaskConfig
 from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.snapshots import Snapshot
 from rekindle.task.state import TaskState
@@ -57,17 +55,18 @@ class StateLender:
 
     def __init__(
         self,
-        config: TaskConfig,
         boot_id: str,
         state: Callable[[], TaskState],
         snapshots: SnapshotKeeper,
+        describe: Callable[[str, TaskState], LentState],
     ) -> None:
-        """`state`: the newest one; may be called by any thread."""
+        """`state`: the newest one; may be called by any thread. `describe`: a state whose entry has
+        this name."""
         self.newest: RestorePoint | None = None
-        self._config = config
         self._state = state
         self._core = LendingCore(boot_id, snapshots.pin, snapshots.unpin)
         self._lock = threading.Lock()
+        self._describe = describe
         self._described: LentState | None = None  # the one that was read last
         self._sending = asyncio.Semaphore(OBJECTS_AT_ONCE)
         self._thread = CallThread("state-lender")
@@ -105,18 +104,6 @@ class StateLender:
         if described is None or described.name != entry_name:
             described = self._described = self._describe(entry_name, state)
         return described.read(name)
-
-    def _describe(self, name: str, state: TaskState) -> LentState:
-        config = self._config
-        return LentState(
-            name,
-            config.uid,
-            CheckpointName(config.segment.id, config.ref.partition, state.epoch, ""),
-            state.watermark,
-            config.operator_ids,
-            state.operators,
-            state.chained_digest,
-        )
 
 
 class LenderStore:

@@ -349,7 +349,8 @@ class TaskRuntime:
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
         config = self._config
-        lender = StateLender(config, self.status.boot_id, lambda: loop.state, saver)
+        boot_id = self.status.boot_id
+        lender = StateLender(boot_id, lambda: loop.state, saver, self._store.lent_state)
         self._server.serve_lent(lender.read)
         self.status.lent = lambda: lender.newest
         return Running(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.checkpoints.codec import SpilledLogName, input_identity_name
+from rekindle.checkpoints.codec import CheckpointName, SpilledLogName, input_identity_name
 from rekindle.checkpoints.fetching import Fetch
+from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import StateObjects, Store
@@ -79,6 +80,19 @@ class TaskStore:
             self._operators,
             state.operators,
             previous,
+            state.chained_digest,
+        )
+
+    def lent_state(self, name: str, state: TaskState) -> LentState:
+        """The objects of a state that partners may read, instead of from the store."""
+        at = CheckpointName(self._config.segment.id, self._config.ref.partition, state.epoch, "")
+        return LentState(
+            name,
+            self._config.uid,
+            at,
+            state.watermark,
+            self._operators,
+            state.operators,
             state.chained_digest,
         )
 

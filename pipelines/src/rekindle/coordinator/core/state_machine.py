@@ -37,6 +37,7 @@ from rekindle.coordinator.model import (
     Partition,
     Pod,
     PollNow,
+    ReportRestorePoint,
     StepDown,
     WriteManifest,
     partition_of,
@@ -392,7 +393,7 @@ class Coordinator:
     def _assigned(self, task: Task, point: RestorePoint) -> list[Effect]:
         task.assigned, task.position = point, point.epoch
         self._update_derived()
-        return [PollNow(task.slot)]
+        return [ReportRestorePoint(task.slot, task.pod.incarnation, point), PollNow(task.slot)]
 
     def _begin_polling(self, now: float) -> None:
         """No task can be polled, or is silent, before pods and a generation are known."""

@@ -36,7 +36,7 @@ def may_be_live(task: Task, manifest: Manifest) -> bool:
     """Whether a task's log has all that is needed after the entries that the manifest keeps."""
     if task.lent_from is None:
         return True
-    refs = manifest.entries.get(task.partition.key)
+    refs = manifest.entries.get(task.partition.key, ())
     return bool(refs) and refs[-1].epoch >= task.lent_from
 
 
