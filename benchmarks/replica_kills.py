@@ -4,8 +4,8 @@
 
 The query is that of replicated_query.py, under load on an embedded cluster with Spark. Each kill is
 `kill -9` of a replica's processes and the loss of its disk; its replacement is another pod, and
-begins with the state that the partner lends. The next replica is killed once no replica is missing: those of
-the window in turn, each fifth time one of the source.
+begins with the state that the partner lends. The next replica is killed once no replica is
+missing: those of the window in turn, each fifth time one of the source.
 
 - *gap*: the longest time between two epochs of the output around a kill (target: an epoch +
   100 ms), of the replicated segment's own sink, and of a query that reads its stream; the same for

@@ -69,10 +69,6 @@ def _newest_when_read(read: Any) -> Any:
     return wrong
 
 
-def _alone_goes_on(alone: Any) -> Any:
-    return lambda self, *arguments: []
-
-
 LENDING_MUTANTS: Mapping[str, Mutant] = {
     "a copy counts as a witness": replaced(DigestComparison, "_is_copy", _copies_count),
     "a task is Live before the lent epoch is committed": _wrong_field(
@@ -90,5 +86,4 @@ LENDING_MUTANTS: Mapping[str, Mutant] = {
     ),
     "a state is lent under another epoch": replaced(LendingCore, "requested", _another_epoch),
     "what is lent changes while it is read": replaced(LentState, "_read", _newest_when_read),
-    "a task that has lost its lender waits for ever": replaced(Lending, "alone", _alone_goes_on),
 }
