@@ -25,7 +25,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rekindle.engine.model import State
+from rekindle.engine.model import State, operator_of
 from rekindle.engine.state import layout
 from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import Run, RunId
@@ -164,7 +164,7 @@ class Installation:
             )
         except (LookupError, TypeError, ValueError, pa.ArrowException, OSError) as error:
             raise NotMovable(f"what arrived cannot be read: {error!r}") from error
-        if unknown := sorted(states.keys() - operators):
+        if unknown := sorted({operator_of(table) for table in states} - operators):
             names = ", ".join(unknown)
             raise NotMovable(f"it has state of operators {names}, which this task does not have")
         self._log_at = at
