@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from rekindle.checkpoints.fetching import PARALLEL, PARALLEL_BYTES, Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.run_objects import RunObjects
 from rekindle.checkpoints.store import StateObjects, UnreadableObject
-from rekindle.engine.model import State
+from rekindle.engine.model import State, operator_of
 from rekindle.engine.state import layout
 from rekindle.engine.state.operator import END_OF_PANES, OperatorState
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, prioritize
@@ -49,6 +49,7 @@ again."""
 MAX_REMEMBERED_ENTRIES = 64
 """Entries whose objects can be referred to."""
 
+T = TypeVar("T")
 Place = tuple[str, int]
 """Where a run is: the name of an object, and the number of the batch in it. (A `layout.Place` has
 the object's number instead of its name.)"""
@@ -370,11 +371,21 @@ def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entr
         epoch=sources[0].epoch,
         watermark=min(e.watermark for e in sources),
         operators=tuple(found),
-        objects={o: e.objects[o] for o, e in zip(found, sources, strict=True) if o in e.objects},
+        objects=_of_tables({o: by_operator[o].objects for o in found}),
         engine=", ".join(sorted({e.engine for e in sources})),
         state_format=formats.pop(),
-        layouts={o: e.layouts[o] for o, e in zip(found, sources, strict=True) if o in e.layouts},
+        layouts=_of_tables({o: by_operator[o].layouts for o in found}),
     )
+
+
+def _of_tables(by_operator: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """What entries have of the tables of operators; by operator, that of its entry."""
+    return {
+        table: found
+        for operator, of_entry in by_operator.items()
+        for table, found in of_entry.items()
+        if operator_of(table) == operator
+    }
 
 
 def entry_digest(entry: Entry) -> str:

@@ -22,7 +22,7 @@ from rekindle.connectors.input_identity import (
     difference,
     encode_input_files,
 )
-from rekindle.engine.model import State
+from rekindle.engine.model import State, operator_of
 from rekindle.engine.version import engine_version
 from rekindle.errors import SchemaMismatch, StoreError
 from rekindle.protocol import Endpoint, RestorePoint
@@ -66,7 +66,7 @@ class TaskStore:
                 entry.engine,
                 engine_version(),
             )
-        own = {o: s for o, s in saved.operators.items() if o in self._operators}
+        own = {t: s for t, s in saved.operators.items() if operator_of(t) in self._operators}
         chained_digest = entry.chain or chained_digest_from(point.epoch)
         fetch.start()
         return TaskState(point.epoch, entry.watermark, State(own), chained_digest), fetch
