@@ -82,6 +82,10 @@ def test_what_a_task_says_is_read_from_its_metrics() -> None:
     )
 
 
+def test_an_address_may_be_that_of_another_program_by_now() -> None:
+    assert sample_of("pod", "rekindle_coordinator_epoch 3\n") is None
+
+
 def test_the_partitions_that_are_read_are_known_from_the_topology() -> None:
     trips = topologies.topology_resources(10, seed=1)[topologies.TRIPS]
     assert upstream_of(trips) == {("busy", 0): frozenset({("trips", 0), ("trips", 1)})}

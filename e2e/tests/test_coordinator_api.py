@@ -232,6 +232,8 @@ def cluster(shared: Cluster) -> Cluster:
         shared.start_newer_coordinator()
         eventually(lambda: shared.data_plane().get("fence") == shared.incarnation)
     eventually(lambda: {t.phase for t in shared.fleet.tasks.values()} == {"Live"})
+    # All tasks are threads here: on a busy machine they may have been silent together for a while.
+    eventually(lambda: not shared.data_plane()["problems"])
     return shared
 
 

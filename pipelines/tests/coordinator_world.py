@@ -17,7 +17,7 @@ from rekindle.coordinator.model import (
     Pod,
     PollNow,
     ReadNewestManifest,
-    ReportMovementPhase,
+    ReportRestorePoint,
     StateMigration,
     StepDown,
     WriteManifest,
@@ -138,7 +138,7 @@ class World:
                         self.zombie = None
                     else:
                         self.step_downs.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus() | ReportMovementPhase():
+                case CollectGarbage() | PollNow() | ApplyStatus() | ReportRestorePoint():
                     pass
 
     def read_manifest(self, who: Coordinator) -> None:

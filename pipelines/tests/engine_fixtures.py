@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ import pyarrow as pa
 import yaml
 
 from rekindle.engine.model import ChainResult, State
+from rekindle.engine.operators.base import Operator
+from rekindle.engine.operators.window import WindowOperator, window_sql
+from rekindle.engine.window_state import WindowShape
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
-from rekindle.topology.model import Topology
+from rekindle.topology.model import Node, Topology
 
 SECOND = 1_000_000
 MINUTE = 60 * SECOND
@@ -38,6 +42,18 @@ queries:
 - {{name: q, from: {last}, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
 """
     return compile_topology(load_spec(yaml.safe_load(text)), "test", skip_cluster_checks=True)
+
+
+def operator_without_spark(
+    compiled: Topology, float_keys: frozenset[str] = frozenset()
+) -> Callable[[Node], Operator]:
+    """The SQL of windows whose types nobody has analyzed."""
+
+    def operator_of(node: Node) -> Operator:
+        sql = replace(window_sql(node, compiled), float_keys=float_keys)
+        return WindowOperator(sql, WindowShape(sql.assigner, (), ()))
+
+    return operator_of
 
 
 def edge_case_rows(rng: np.random.Generator, count: int, base: int, spread: int) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -58,6 +58,9 @@ class Counting:
         return ChainResult(tuple(outputs), count_state("sum", total))
 
     def match_columns(self, state: State) -> State:
+        return state
+
+    def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         return state
 
 

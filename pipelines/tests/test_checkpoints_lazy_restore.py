@@ -37,11 +37,11 @@ from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import compaction, operator
 from rekindle.engine.state.compaction import compact_all
-from rekindle.engine.state.operator import EMPTY, OperatorState
+from rekindle.engine.state.operator import EMPTY, OperatorState, match_columns
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WindowShape, advance, match_columns
+from rekindle.engine.window_state import WindowShape, advance
 from rekindle.errors import StateLost, StateMismatch, StoreError
 from rekindle.objects import Retry, open_objects
 from rekindle.streams.digest import digest_table
@@ -96,7 +96,7 @@ class World:
         self.saver = StateStore(self.store, "u", self.files)
         self.entry, state, self.fetch = self.saver.open(name)
         self._fetches.append(self.fetch)
-        return match_columns(SHAPE, state.operators.get("op", EMPTY), "op")
+        return match_columns(SHAPE.run_shape, state.operators.get("op", EMPTY), "op")
 
 
 def retried(action: Callable[[], T]) -> T:
@@ -483,9 +483,9 @@ def test_an_entry_that_does_not_say_how_large_runs_are_is_read_at_once(world: Wo
 def test_columns_are_matched_before_the_rows_are_fetched(world: World) -> None:
     state = world.restore(world.save(fill(world, 30), 2))
     names = [*reversed(SHAPE.partials)]
-    aligned = match_columns(replace(SHAPE, partials=tuple(names)), state, "op")
+    aligned = match_columns(replace(SHAPE, partials=tuple(names)).run_shape, state, "op")
     with pytest.raises(StateMismatch, match="column p4 is string in the state and missing"):
-        match_columns(replace(SHAPE, partials=SHAPE.partials[:-1]), state, "op")
+        match_columns(replace(SHAPE, partials=SHAPE.partials[:-1]).run_shape, state, "op")
     assert world.reads == []
     assert next(aligned.runs()).table.schema.names[-5:] == ["p4", "p3", "p2", "p1", "p0"]
     assert next(state.runs()).table.schema.names[-5:] == ["p0", "p1", "p2", "p3", "p4"]

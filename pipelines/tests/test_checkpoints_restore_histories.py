@@ -34,10 +34,10 @@ from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import compaction
 from rekindle.engine.state.compaction import compact_all
-from rekindle.engine.state.operator import EMPTY, OperatorState
+from rekindle.engine.state.operator import EMPTY, OperatorState, match_columns
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WindowShape, advance, match_columns
+from rekindle.engine.window_state import WindowShape, advance
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import Retry
 from rekindle.protocol import RestorePoint
@@ -174,7 +174,8 @@ class Replica:
         if ref is not None and ref.object is not None:
             self.entry = ref.object
             _, found, self.fetch = self.states.open(ref.object)
-            self.state = match_columns(world.model.shape, found.operators.get("op", EMPTY), "op")
+            table = found.operators.get("op", EMPTY)
+            self.state = match_columns(world.model.shape.run_shape, table, "op")
             self.epoch = ref.epoch
             self.step(self.core.state_incomplete)
             self.check()
@@ -504,7 +505,7 @@ def check_restorable(world: World) -> None:
         if ref.object is None:
             continue
         _, state = StateStore(world.store, "u").load(ref.object)
-        found = match_columns(world.model.shape, state.operators.get("op", EMPTY), "op")
+        found = match_columns(world.model.shape.run_shape, state.operators.get("op", EMPTY), "op")
         assert found.digest == world.model.digest(ref.epoch)
         found_rows = folded(found, world.model.shape)
         assert digest_table(found_rows) == rows_digest(world.model, ref.epoch)

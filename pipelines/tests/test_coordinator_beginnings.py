@@ -171,8 +171,8 @@ class Streams:
             own = [(number + n, e, t) for n, (e, t) in enumerate(self.rows[name])]
             return [row for row in own if row[1] > begun]
         read = [row for i in node.inputs for row in self.of(i) if row[1] > begun]
-        definition = node.spec.definition
-        return self._windows(name, read, definition) if isinstance(definition, WindowSpec) else read
+        window = node.spec.window
+        return self._windows(name, read, window) if window is not None else read
 
     def _windows(self, name: str, read: Stream, definition: WindowSpec) -> Stream:
         node, of_window = self.topology.nodes[name], windows_of(definition)
@@ -196,7 +196,7 @@ class Streams:
         """Whether its rows have the time of the end of a window."""
         node = self.topology.nodes[name]
         up = self.topology.nodes[node.inputs[0]]
-        while isinstance(up.spec, OperatorSpec) and isinstance(up.spec.definition, str):
+        while isinstance(up.spec, OperatorSpec) and up.spec.sql is not None:
             up = self.topology.nodes[up.inputs[0]]
         return isinstance(up.spec, OperatorSpec)
 

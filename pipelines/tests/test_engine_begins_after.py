@@ -15,9 +15,14 @@ from window_parts import SHAPE, SLIDE, epochs, history, shape_of, table
 from rekindle.checkpoints import StateStore, Store
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.model import State
-from rekindle.engine.state.operator import BEGIN_OF_PANES, EMPTY, OperatorState
+from rekindle.engine.state.operator import (
+    BEGIN_OF_PANES,
+    EMPTY,
+    OperatorState,
+    begins_after,
+)
 from rekindle.engine.state.runs import PANE
-from rekindle.engine.window_state import LATE, WindowShape, advance, begins_after
+from rekindle.engine.window_state import LATE, WindowShape, advance
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 
 

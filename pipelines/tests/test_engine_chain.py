@@ -21,6 +21,7 @@ from engine_fixtures import (
 from spark_parts import StartSession
 
 from rekindle.engine.model import State
+from rekindle.engine.operators.base import Aggregation
 from rekindle.engine.state import spill
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
@@ -34,7 +35,6 @@ from py4j.java_gateway import JavaObject
 from rekindle.engine.spark import session as sessions
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import BATCH_ROWS
-from rekindle.engine.spark.steps import Aggregation
 
 pytestmark = pytest.mark.spark
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from engine_fixtures import topology
+from engine_fixtures import operator_without_spark, topology
 from spark_parts import StartSession
 
 from rekindle.engine.failure import DiskFull, EngineUnavailable, OutOfMemory
@@ -51,14 +51,14 @@ def chain_of(sql: str, session: Any, **options: Any) -> SparkChain:
 )
 def test_only_a_plain_select_is_run_in_parts(sql: str, divisible: bool) -> None:
     compiled = topology(f'- {{name: a, inputs: [rows], sql: "{sql}"}}', "a", schema=WIDE)
-    (step,) = plan_steps(compiled.segments[-1], compiled)
+    (step,) = plan_steps(compiled.segments[-1], compiled, operator_without_spark(compiled))
     assert is_divisible(step, ["rows"]) is divisible
 
 
 def test_an_aggregation_is_never_run_in_parts() -> None:
     window = "- {name: w, inputs: [rows], window: {size: 1m, aggregate: 'count(*) AS n'}}"
     compiled = topology(window, "w", schema=WIDE)
-    first, last = plan_steps(compiled.segments[-1], compiled)
+    first, last = plan_steps(compiled.segments[-1], compiled, operator_without_spark(compiled))
     assert [is_divisible(step, ["rows"]) for step in (first, last)] == [False, True]
 
 

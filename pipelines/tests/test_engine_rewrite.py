@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.engine.spark.rewrite import quote, with_system_columns
+from rekindle.engine.spark.rewrite import with_system_columns
+from rekindle.topology.sql.tokens import quote
 
 M = "`__e`, `__late`"
 """The system columns, as they are inserted."""

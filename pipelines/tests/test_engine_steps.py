@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from engine_fixtures import topology
+from engine_fixtures import operator_without_spark, topology
 
-from rekindle.engine.spark.steps import ORDER, Aggregation, plan_steps, step_sql
+from rekindle.engine.operators.base import Aggregation
+from rekindle.engine.operators.window import ORDER
+from rekindle.engine.spark.steps import plan_steps, step_sql
 
 OPERATORS = """
 - name: w
@@ -18,8 +20,9 @@ OPERATORS = """
 def test_rows_of_a_group_are_sorted_by_their_position(method: Aggregation) -> None:
     """Spark's sort keeps the order of equal rows by chance, until it spills."""
     compiled = topology(OPERATORS, "w")
-    step = plan_steps(compiled.segments[-1], compiled)[0]
-    sql = step_sql(step, ["rows"], method, frozenset({"g"}))
+    operator_of = operator_without_spark(compiled, frozenset({"g"}))
+    step = plan_steps(compiled.segments[-1], compiled, operator_of)[0]
+    sql = step_sql(step, ["rows"], method) or ""
     _, _, sort = sql.partition(" SORT BY ")
     keys = sort.partition(")")[0].split(", ")
     assert keys[-1] == ORDER

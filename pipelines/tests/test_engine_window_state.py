@@ -35,11 +35,11 @@ from rekindle.engine.model import State
 from rekindle.engine.state import compaction, reading, spill
 from rekindle.engine.state import panes as combining
 from rekindle.engine.state.compaction import compact_all, join_single_deltas
-from rekindle.engine.state.operator import EMPTY, OperatorState
+from rekindle.engine.state.operator import EMPTY, OperatorState, match_columns
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
-from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, advance, match_columns
+from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, advance
 from rekindle.errors import StateMismatch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
@@ -51,7 +51,7 @@ def state_table(**columns: Any) -> pa.Table:
 
 
 def conformed(saved: pa.Table) -> pa.Table:
-    (run,) = match_columns(SHAPE, one_run(saved), "op").runs()
+    (run,) = match_columns(SHAPE.run_shape, one_run(saved), "op").runs()
     return run.table
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,9 @@ class FakeChain:
         return ChainResult(tuple(outputs), count_state("n", count))
 
     def match_columns(self, state: State) -> State:
+        return state
+
+    def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         return state
 
 

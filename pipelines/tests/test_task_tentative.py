@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -64,6 +64,9 @@ class Adding:
         self.fails: set[int] = set()
 
     def match_columns(self, state: State) -> State:
+        return state
+
+    def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         return state
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:

@@ -21,7 +21,6 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
-from rekindle.exchange.state_mover.messages import Directive, MovementReport
 from rekindle.identity import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -167,12 +166,13 @@ class BegunWindow(_Message):
 
 
 class RestorePoint(_Message):
-    """Start after `epoch`, from the checkpoint entry `object` (None: empty state). `begun`: windows
-    whose state is not in the entry, although the topology is older."""
+    """Start after `epoch`, from the entry `object`."""
 
     epoch: int
-    object: str | None = None
+    object: str | None = None  # None: empty state
+    # Windows whose state is not in the entry, although the topology is older.
     begun: tuple[BegunWindow, ...] = ()
+    lender: Endpoint | None = None  # the replica that lends the entry; None: it is in the store
 
 
 class PollRequest(_Versioned):
@@ -184,6 +184,9 @@ class PollRequest(_Versioned):
     sinks: tuple[SinkAssignment, ...] = ()
     floor: int | None = None  # the log may drop epochs <= floor; None: it keeps all
     saver: bool = False  # save checkpoints at checkpoint epochs
+    lend: bool = False  # lend the newest state, not older than `committed`: see `PollResponse.lent`
+    # False: it began with a lent state, and older epochs than those in its log may be needed.
+    may_be_live: bool = True
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
     # Entries of this partition that cannot be restored, among those that the task reports and
     # `committed`. The task stops reporting them, does not reuse their objects, and saves all of its
@@ -204,7 +207,6 @@ class PollRequest(_Versioned):
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
-    movement: Directive | None = None  # state movements; None: this poll requests none
     # Before it starts: its sinks compare the files after its restore point, which may be wrong; and
     # it starts without its log, since an earlier boot that had to compute again may have ended
     # before it knew.
@@ -309,6 +311,8 @@ class PollResponse(_Versioned):
     last_epoch: int | None = None  # of a bounded source: no later epoch has rows
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
+    lent_from: int | None = None  # the same epoch, if a partner has lent the state
+    lent: RestorePoint | None = None  # the newest state that it lends
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of the entry `restoring` that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
@@ -337,7 +341,6 @@ class PollResponse(_Versioned):
     event_times: dict[int, tuple[int, int]] | None = None
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
-    movement: MovementReport | None = None  # None: its release does not move state
 
     def stream_versions(self) -> Versions:
         return Versions(self.stream_protocol, self.oldest_stream_protocol)

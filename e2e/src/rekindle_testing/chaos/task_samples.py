@@ -50,12 +50,14 @@ def sample_tasks(pods: Iterable[Mapping[str, Any]], topology: str) -> list[TaskS
                 text = response.read().decode()
         except OSError:
             continue
-        found.append(sample_of(pod["metadata"]["uid"], text))
+        if (sample := sample_of(pod["metadata"]["uid"], text)) is not None:
+            found.append(sample)
     return found
 
 
-def sample_of(task: str, text: str) -> TaskSample:
-    """A sample from the text of a task's metrics; `task`: the uid of its pod."""
+def sample_of(task: str, text: str) -> TaskSample | None:
+    """A sample from the text of a task's metrics; `task`: the uid of its pod. None if another
+    program has the address by now."""
     values, labels, phase = dict[str, float](), dict[str, str](), ""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -63,6 +65,8 @@ def sample_of(task: str, text: str) -> TaskSample:
                 phase = sample.labels["phase"]
             elif sample.name in (_STABLE, _TENTATIVE, _P99):
                 values[sample.name], labels = sample.value, sample.labels
+    if not labels:
+        return None
     return TaskSample(
         task,
         (labels["segment"], int(labels["partition"])),

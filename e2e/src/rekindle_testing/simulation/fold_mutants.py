@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rekindle.engine.operators import window
 from rekindle.engine.spark import steps
 from rekindle.engine.state import runs
 from rekindle_testing.paths import ROOT
@@ -34,7 +35,7 @@ def _reverses_tables(concatenate: Any) -> Any:
 
 
 def _forgets_position(step_sql: Any) -> Any:
-    return lambda *arguments: step_sql(*arguments).replace(f", {steps.ORDER})", ")")
+    return lambda *arguments: step_sql(*arguments).replace(f", {window.ORDER})", ")")
 
 
 _TESTS = "pipelines/tests"

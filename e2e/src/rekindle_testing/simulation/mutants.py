@@ -29,7 +29,7 @@ from rekindle_testing.simulation import store_and_sinks
 from rekindle_testing.simulation.assumption_mutants import ASSUMPTION_MUTANTS
 from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
 from rekindle_testing.simulation.fold_mutants import FOLD_MUTANTS, found_by_tests
-from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
+from rekindle_testing.simulation.lending_mutants import LENDING_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
 from rekindle_testing.simulation.pool import process_pool
@@ -219,7 +219,7 @@ MUTANTS: Mapping[str, Mutant] = {
     **ASSUMPTION_MUTANTS,
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
-    **MOVEMENT_MUTANTS,
+    **LENDING_MUTANTS,
     **DISPUTE_MUTANTS,
 }
 

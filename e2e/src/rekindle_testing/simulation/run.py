@@ -69,7 +69,7 @@ _UNCHANGED_S = 10.0
 class Outcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
     the end of the last fault until all was done. `appended`, `written`, `tentative`: epochs;
-    `moved`: states. `cells`: how often each event happened in each state of the
+    `moved`: states that were lent. `cells`: how often each event happened in each state of the
     transition tables."""
 
     seed: int
@@ -174,7 +174,7 @@ class Simulation:
             done_after,
             checks.appended_epochs,
             checks.written_epochs,
-            checks.movements,
+            checks.borrowed_states,
             checks.tentative_epochs,
             cells,
             self.lines,

@@ -24,9 +24,6 @@ from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.errors import DifferentResults, ObjectMissing
-from rekindle.exchange.state_mover.donor import DonorEffect, DonorStopping
-from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
-from rekindle.exchange.state_mover.newcomer import NewcomerEffect
 from rekindle.protocol import (
     PollRequest,
     RestorePoint,
@@ -76,12 +73,7 @@ from rekindle_testing.simulation.inputs import (
     SourceInputs,
     StreamInputs,
 )
-from rekindle_testing.simulation.movement import (
-    DONOR,
-    NEWCOMER,
-    MovedState,
-    SimulatedMover,
-)
+from rekindle_testing.simulation.lending import LentRequest, LentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.reading import ReadRequest
 from rekindle_testing.simulation.scheduler import Process
@@ -106,7 +98,7 @@ _TAKE_TIMEOUT_S = 0.25
 _STORE_TIMEOUT_S = 5.0
 
 
-TaskRequest = PollRequest | ReadRequest | OfferRequest | ChunkRequest | Release
+TaskRequest = PollRequest | ReadRequest | LentRequest
 
 
 class TaskProcess:
@@ -148,22 +140,14 @@ class TaskProcess:
                 surroundings.epoch_us,
                 engine="e1",
                 fence=self._disk.fence,
-                donor=DONOR,
-                newcomer=NEWCOMER,
                 consistency=consistency,
                 input_names=[entry.name for entry in pod.segment.inputs],
             )
         )
         self._compare_files_from: int | None = None  # files of earlier boots may be wrong
         self.tentative = TentativeResults(self, surroundings, consistency)
-        self._mover = SimulatedMover(
-            self.process,
-            scheduler,
-            surroundings.network,
-            self.core,
-            self.step,
-            self._newest_state,
-            self._disk,
+        self._lent = LentState(
+            self.process, scheduler, surroundings.network, self.core, self.step, self._disk
         )
         self.process.every(_TICK_S, self._tick)
 
@@ -214,12 +198,10 @@ class TaskProcess:
                     reply(Refused())
                 else:
                     self._log_server.serve(request, reply)
-            case OfferRequest() | ChunkRequest() | Release():
-                self._mover.serve(request, reply)
+            case LentRequest():
+                self._lent.serve(request, reply)
 
     def _serve_poll(self, poll: PollRequest, reply: Reply) -> None:
-        if poll.movement is not None:
-            self._mover.donor_address = poll.movement.donor_address
         self._reply = reply
         self.step(partial(self.core.poll_received, poll))
         self._reply = None
@@ -315,25 +297,13 @@ class TaskProcess:
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
             case SkipCheckpoint():
                 pass
-            case _ if isinstance(effect, NewcomerEffect | DonorEffect):
-                self._mover.perform(effect)
             case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive() | ResumeStable():
                 self.tentative.perform(effect)
             case _:
                 raise TypeError(f"simulated tasks do not know {effect}")
 
     def _end(self) -> None:
-        self.step(partial(self.core.donor_event_received, DonorStopping()))
         self.pod.restart()
-
-    def _newest_state(self) -> TaskState:
-        assert self.core.parts is not None
-        return self.core.parts.loop.state
-
-    @property
-    def _moved(self) -> MovedState | None:
-        """What it starts from, unless that is a checkpoint."""
-        return self._mover.installed if self.core.status.moved_through is not None else None
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -346,10 +316,25 @@ class TaskProcess:
         if self._fails_for_good():
             return
 
+        def failed() -> None:
+            problem = TaskProblem(message="the store does not respond")
+            self.step(partial(self.core.start_step_failed, problem))
+
+        def borrowed(state: TaskState | None) -> None:
+            if state is None:
+                failed()
+                return
+            self._around.checks.borrowed(self.pod, state)
+            self._restored = state
+            self.step(self.core.start_step_succeeded)
+
+        if point.lender is not None:
+            self._lent.fetch_entry(point, borrowed)
+            return
+
         def ended(result: TaskState | Exception | None) -> None:
             if isinstance(result, Exception):
-                problem = TaskProblem(message="the store does not respond")
-                self.step(partial(self.core.start_step_failed, problem))
+                failed()
             elif result is None:
                 error = ObjectMissing(f"{name} does not exist")
                 self.step(partial(self.core.call_failed, error))
@@ -360,8 +345,6 @@ class TaskProcess:
         self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_TIMEOUT_S)
 
     def _open_inputs(self) -> None:
-        if self._moved is not None:
-            self._restored = self._moved.state
         assert self._restored is not None
         next_epoch = self._restored.epoch + 1
         pod, around = self.pod, self._around
@@ -392,17 +375,12 @@ class TaskProcess:
 
     def _complete_start(self) -> None:
         assert self._restored is not None
-        disk, moved, written = self._disk, self._moved, self._restored.epoch
-        if moved is not None:
-            self._around.checks.moved(self.pod, moved)
-            self._compare_files_from = disk.take(moved.base, moved.state.epoch, moved.log)
-            written = moved.base - 1
-        else:
-            try:
-                self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
-            except DifferentResults as error:
-                self.step(partial(self.core.call_failed, error))
-                return
+        disk = self._disk
+        try:
+            self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
+        except DifferentResults as error:
+            self.step(partial(self.core.call_failed, error))
+            return
         self._log_server.output = self.tentative.begin_output(self._log_server.changed)
         restored = partial(
             self.core.restored,
@@ -410,7 +388,7 @@ class TaskProcess:
             disk.base,
             disk.last,
             compare_files_from=self._compare_files_from,
-            written_through=written,
+            complete=not self._lent.unfetched,
         )
         self.step(restored)
         self._log_server.changed()
@@ -515,6 +493,8 @@ class TaskProcess:
         self._around.network.call(self.process, host, request, ended, timeout_s)
 
     def _save(self, state: TaskState) -> None:
+        self._around.checks.takes_over(self.pod, "saves a checkpoint")
+
         def ended(result: Any) -> None:
             def happened(saver: SaverCore, now: float) -> list[SaverEffect]:
                 if isinstance(result, (Down, Refused, TimedOut)):

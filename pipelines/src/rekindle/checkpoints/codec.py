@@ -38,6 +38,9 @@ OLDEST_FORMAT = 1
 CHECKSUM_FORMAT = 3
 """Since this format, entries have a checksum, and manifests may."""
 
+LENT = "lent/"
+"""Begin of the names of what a task lends (`checkpoints.lent`). Nothing in the store has it."""
+
 T = TypeVar("T")
 
 _MANIFEST = re.compile(r"manifests/(?P<seq>\d{12})\.json")

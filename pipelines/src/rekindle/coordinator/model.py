@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.protocol import RestorePoint
 from rekindle.report import Report
 from rekindle.topology.model import Partition as Partition
 from rekindle.topology.model import Slot, Topology
@@ -118,13 +119,12 @@ class StepDown:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportMovementPhase:
-    """Write to the process's log that the state movement to a newcomer has a new phase, and why."""
+class ReportRestorePoint:
+    """Write to the process's log from where a task is restored."""
 
     slot: Slot
     incarnation: int
-    phase: str
-    reason: str = ""
+    point: RestorePoint
 
 
 Effect = (
@@ -133,6 +133,6 @@ Effect = (
     | CollectGarbage
     | ApplyStatus
     | PollNow
-    | ReportMovementPhase
+    | ReportRestorePoint
     | StepDown
 )

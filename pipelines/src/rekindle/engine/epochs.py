@@ -16,6 +16,8 @@ from rekindle.streams.epochs import EpochInput
 
 EPOCH, LATE_BEFORE = "__e", "__late"
 """A row's epoch number, and the watermark before that epoch, which decides if it is late."""
+Clock = Sequence[tuple[int, int, int]]
+"""(epoch, watermark before, watermark) of the epochs of a call, in order."""
 COPIED_BYTES = 1 << 20
 """If epochs are smaller than this on average, they are copied into one batch."""
 SYSTEM_COLUMNS = pa.schema([(EPOCH, pa.int64()), (LATE_BEFORE, pa.int64())])

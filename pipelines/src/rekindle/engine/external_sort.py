@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rekindle.engine.canonical_order import sort_rows
-from rekindle.engine.state.runs import Run
+from rekindle.engine.state.runs import Run, take_rows
 from rekindle.engine.state.spill import RunFiles
 
 
@@ -47,10 +46,9 @@ class ExternalSort:
         parts = [*self._mapped, *(table.combine_chunks() for table in self._tables)]
         rows = pa.concat_tables(parts)
         order = pc.sort_indices(rows, [(name, "ascending") for name in self._columns]).to_numpy()
-        starts = np.cumsum([0, *(part.num_rows for part in parts)])
         portions = min(rows.num_rows, -(-rows.nbytes // self._files.buffer_bytes))
         return pa.concat_tables(
-            self._write_mapped(self._files, _take(parts, starts, chosen))
+            self._write_mapped(self._files, take_rows(parts, chosen))
             for chosen in np.array_split(order, portions)
         )
 
@@ -58,21 +56,3 @@ class ExternalSort:
         # RunFiles accepts only Runs, but the table of a Run may have any columns.
         (run,) = files.write(rows.schema, [Run(rows)])
         return run.table
-
-
-def _take(
-    parts: Sequence[pa.Table], starts: npt.NDArray[np.int64], chosen: npt.NDArray[np.uint64]
-) -> pa.Table:
-    """The rows with these numbers in the concatenation of `parts`. Arrow's `take` of a chunked
-    array would copy the whole column of strings for each call."""
-    order = np.argsort(chosen, kind="stable")
-    ascending = chosen[order].astype(np.int64)
-    bounds = np.searchsorted(ascending, starts)
-    found = [
-        part.take(pa.array(ascending[low:high] - start))
-        for part, start, low, high in zip(parts, starts, bounds, bounds[1:], strict=False)
-        if high > low
-    ]
-    inverse = np.empty(len(order), dtype=np.int64)
-    inverse[order] = np.arange(len(order))
-    return pa.concat_tables(found).combine_chunks().take(pa.array(inverse))

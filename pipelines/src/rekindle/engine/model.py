@@ -19,9 +19,20 @@ from rekindle.engine.state.operator import OperatorState
 from rekindle.streams.epochs import EpochInput
 
 
+def table_id(operator: str, name: str) -> str:
+    """The name of a table in a chain's state, in checkpoints and between replicas. `operator`: its
+    id, which has no dot."""
+    return f"{operator}.{name}" if name else operator
+
+
+def operator_of(table: str) -> str:
+    """The id of the operator that has this table."""
+    return table.partition(".")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of all operators of a chain, by operator id. Immutable: a copy is another reference,
+    """State of all operators of a chain, by `table_id`. Immutable: a copy is another reference,
     and a checkpoint saves only the runs that the last one did not have."""
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
@@ -51,8 +62,8 @@ class ChainResult:
 
 @dataclass(slots=True)
 class DroppedRows:
-    """Rows that a window dropped since its chain was created: late ones, and ones without event
-    time."""
+    """Rows that an operator with state dropped since its chain was created: late ones, and ones
+    without event time."""
 
     late: int = 0
     null_event_time: int = 0
@@ -66,11 +77,16 @@ class Chain(Protocol):
 
     @property
     def dropped(self) -> Mapping[str, DroppedRows]:
-        """By window operator; updated in place."""
+        """By operator with state; updated in place."""
         ...
 
     def match_columns(self, state: State) -> State:
         """Saved state with this chain's columns, matched by name. Raises StateMismatch."""
+        ...
+
+    def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
+        """With operators that begin later than the topology. `bounds`: by operator id, the event
+        time through which each may lack rows."""
         ...
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:

@@ -27,6 +27,9 @@ class PassThroughChain:
     def match_columns(self, state: State) -> State:
         return state
 
+    def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
+        return state
+
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         outputs = tuple(
             EpochOutput(e.epoch, e.watermark, pa.concat_tables(e.inputs)) for e in epochs

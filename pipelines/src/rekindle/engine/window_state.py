@@ -8,7 +8,8 @@ in a constant order, so one call over many epochs gives the same bits as one cal
 That makes released output recoverable without saving state first.
 
 Windows that begin before `OperatorState.first_live_pane_us` are not written: they are closed, or
-the operator's definition began after them, so that rows of them may be missing (`begins_after`).
+the operator's definition began after them, so that rows of them may be missing
+(`engine.state.operator.begins_after`).
 
 Design: docs/design/engine.md#windows, docs/design/determinism.md.
 Paper: FlameStream (Trofimov et al. 2019), section V.
@@ -16,8 +17,7 @@ Paper: FlameStream (Trofimov et al. 2019), section V.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -26,17 +26,22 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.engine.epochs import EPOCH
+from rekindle.engine.epochs import EPOCH, Clock
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.state.compaction import compact
-from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, OperatorState, append, drop
+from rekindle.engine.state.operator import (
+    BEGIN_OF_PANES,
+    END_OF_PANES,
+    OperatorState,
+    append,
+    chained,
+    drop,
+)
 from rekindle.engine.state.panes import closing_windows, each_window, without_stale_tree_nodes
-from rekindle.engine.state.runs import HASH, PANE, Merge, Run, RunShape, int64s, sort
+from rekindle.engine.state.runs import HASH, PANE, Merge, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
-from rekindle.errors import StateMismatch
 from rekindle.exchange.hashing import hash_rows
-from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 ROW_COUNT = "__n"
 LATE = -(2**63) + 1
@@ -45,8 +50,6 @@ NULL_EVENT_TIME = -(2**63) + 2
 """Value of `__w` for rows without event time."""
 
 Int64s = npt.NDArray[np.int64]
-Watermarks = Sequence[tuple[int, int, int]]
-"""(epoch, watermark before, watermark) of the epochs of a call, in order."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def advance(
     shape: WindowShape,
     state: OperatorState,
     partials: pa.Table | None,
-    watermarks: Watermarks,
+    clock: Clock,
     files: RunFiles | None = None,
 ) -> AdvanceResult:
     """Append `partials` (columns `__k*`, `__w`: pane start, `__e`, `__n`, partials), close windows.
@@ -103,47 +106,13 @@ def advance(
         rows = _of_live_panes(rows, state.first_live_pane_us)
     ordered = None if rows is None else _by_epoch(shape, rows)
     closed = ExternalSort(shape.closed_schema, [EPOCH, PANE, *shape.key_names], files)
-    for part in _split_call(shape, ordered, watermarks):
+    for part in _split_call(shape, ordered, clock):
         if ordered is not None:
             state = _append(shape, state, ordered, part)
         state = _close(shape, state, part, closed.add, files)
     if ordered is not None:
         state = compact(shape.run_shape, state)
     return AdvanceResult(state, closed.sorted(), late, null_event_time)
-
-
-def begins_after(state: OperatorState, us: int) -> OperatorState:
-    """The state of an operator that lacks rows with event times through `us`, and no later ones:
-    windows that begin then or before are not written."""
-    return replace(
-        state, first_live_pane_us=max(state.first_live_pane_us, min(us, END_OF_PANES - 1) + 1)
-    )
-
-
-def match_columns(shape: WindowShape, state: OperatorState, operator: str) -> OperatorState:
-    """The saved state with its columns in the order of `shape`, matched by name. Raises
-    StateMismatch if a column is missing, unknown or of another type."""
-    names = shape.run_shape.schema.names
-    runs: dict[object, Run] = {}
-    for run in state.runs():
-        _check_columns(shape.run_shape.schema, run.schema, operator)
-        if run.schema.names != names:
-            runs[run.id] = run.select(names)
-    return state.with_runs(runs)
-
-
-def _check_columns(wanted: pa.Schema, found: pa.Schema, operator: str) -> None:
-    kept = {field.name: field.type for field in found}
-    needed = {field.name: field.type for field in wanted}
-    for name in [*needed, *kept]:
-        if kept.get(name) == needed.get(name):
-            continue
-        have, need = (str(columns.get(name, "missing")) for columns in (kept, needed))
-        raise StateMismatch(
-            f"operator {operator}: its saved state is incompatible with this release: column "
-            f"{name} is {have} in the state and {need} in this release; run the image that saved "
-            "it, or rename the operator to start with empty state"
-        )
 
 
 def _split_dropped(
@@ -196,36 +165,34 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
     return _Rows(rows, epochs, int64s(rows.column(PANE)))
 
 
-def _split_call(shape: WindowShape, rows: _Rows | None, watermarks: Watermarks) -> list[Watermarks]:
+def _split_call(shape: WindowShape, rows: _Rows | None, clock: Clock) -> list[Clock]:
     """Divides the epochs of a call into parts. The rows of a part are appended at once, before its
     windows are closed. So a new part begins with each epoch that has a row for a pane of a window
     that an earlier epoch of the part closes. Windows of one pane have no such rows: they are
     late."""
-    if rows is None or len(watermarks) < 2 or shape.assigner.panes_per_window == 1:
-        return [watermarks] if watermarks else []
-    numbers = np.array([e for e, _, _ in watermarks], dtype=np.int64)
+    if rows is None or len(clock) < 2 or shape.assigner.panes_per_window == 1:
+        return [clock] if clock else []
+    numbers = np.array([e for e, _, _ in clock], dtype=np.int64)
     first = np.searchsorted(rows.epochs, numbers)
     end = np.searchsorted(rows.epochs, numbers, "right")
     bounds = [0]
-    for at in range(1, len(watermarks)):
-        before = watermarks[at][1]
-        if before > watermarks[bounds[-1]][1] and first[at] < end[at]:
+    for at in range(1, len(clock)):
+        before = clock[at][1]
+        if before > clock[bounds[-1]][1] and first[at] < end[at]:
             lowest = int(rows.panes[first[at] : end[at]].min())
             if lowest + shape.assigner.pane_us <= before:
                 bounds.append(at)
-    return [watermarks[a:b] for a, b in pairwise([*bounds, len(watermarks)])]
+    return [clock[a:b] for a, b in pairwise([*bounds, len(clock)])]
 
 
-def _append(
-    shape: WindowShape, state: OperatorState, rows: _Rows, part: Watermarks
-) -> OperatorState:
+def _append(shape: WindowShape, state: OperatorState, rows: _Rows, part: Clock) -> OperatorState:
     first = int(np.searchsorted(rows.epochs, part[0][0]))
     end = int(np.searchsorted(rows.epochs, part[-1][0], "right"))
     if first == end:
         return state
     touched = np.unique(rows.panes[first:end])
     epochs = _sorted_epochs(rows, first, end)
-    digest = _chained(state.digest, epochs)
+    digest = chained(state.digest, epochs)
     tables = [table for _, table in epochs]
     state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
     return without_stale_tree_nodes(replace(state, digest=digest), touched, shape.assigner.pane_us)
@@ -240,19 +207,10 @@ def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Tabl
     ]
 
 
-def _chained(digest: str, epochs: Sequence[tuple[int, pa.Table]]) -> str:
-    """The digest of a state after these epochs. Epochs without rows do not change it, because a
-    call may leave them out."""
-    for epoch, rows in epochs:
-        text = f"{digest}/{epoch}/{digest_table(rows)}"
-        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
-    return digest
-
-
 def _close(
     shape: WindowShape,
     state: OperatorState,
-    part: Watermarks,
+    part: Clock,
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:

@@ -49,6 +49,10 @@ class TaskConfig:
         return RunFiles(self.data / "state", self.memory.state_bytes)
 
     @property
+    def operator_ids(self) -> tuple[str, ...]:
+        return tuple(self.topology.nodes[n].id for n in self.segment.nodes)
+
+    @property
     def uid(self) -> str:
         """The UID of the StreamTopology object."""
         return self.identity.topology

@@ -91,11 +91,6 @@ class CheckpointSaver:
         with self._changed:
             self._core.snapshots.release(snapshot.name)
 
-    def kept_bytes(self, snapshot: Snapshot, newest: TaskState) -> int:
-        """Memory that it keeps beyond the newest state."""
-        held = self.held(newest.operators)
-        return sum(h.nbytes for h in held if h.name == snapshot.name)
-
     def done(self) -> tuple[EntryRef, ...]:
         """Saved and not yet committed, oldest first."""
         with self._changed:

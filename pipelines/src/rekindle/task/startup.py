@@ -9,12 +9,10 @@ Design: docs/design/task.md#start.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
@@ -45,8 +43,6 @@ from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
-from rekindle.task.moving.newcomer import Installed
-from rekindle.task.moving.pieces import Moved, NotMovable, install
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.model import Node
@@ -61,15 +57,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Arguments of the epoch loop after the start. `written_through`: the newest epoch that sinks
-    certainly have."""
+    """Arguments of the epoch loop after the start."""
 
     state: TaskState
     inputs: Inputs
     chain: Chain
     log: OutputLog
     earlier: EarlierBoots
-    written_through: int
     branched: BranchedInputs | None = None  # the inputs, if output may be tentative
     output: LiveOutput | None = None
 
@@ -93,9 +87,6 @@ class Startup:
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
         status.startup_delay = lambda: self._calls.problem
-        self._installed: Installed | None = None
-        self._installing = threading.Lock()  # held while a thread opens or writes the log
-        self._begun = False
         self._begun_windows: tuple[BegunWindow, ...] = ()
         self._source: ReplayableSource | None = None
         self.fetch: Fetch | None = None
@@ -103,35 +94,8 @@ class Startup:
 
     def begin(self, point: RestorePoint) -> None:
         """Raises the error that prevents the start, as does `advance`."""
-        self._begun = True
         self._begun_windows = point.begun
         self._apply(self._core.start_requested(point, time.monotonic()))
-
-    def begin_moved(self, installed: Installed) -> None:
-        """Begin with a partner's state. Raises as `begin`."""
-        self._begun = True
-        self._state, self._installed = installed.moved.state, installed
-        self._apply(self._core.state_arrived(time.monotonic()))
-
-    def install(self, stored: Path) -> Installed:
-        """Install state and log from the pieces in a file; called by another thread. Raises
-        NotMovable, DiskFull, LogCorrupt, StoreError, OSError."""
-        operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
-        # The engine may start meanwhile.
-        installation = install(stored, self._config.run_files, operators)
-        chain = self._engine.chain.result()
-        with self._installing:
-            if self._begun:  # from a checkpoint: the directory may have the log that it serves
-                raise NotMovable("the task restores from a checkpoint")
-            log = self._open_log(chain)
-            try:
-                directory = self._config.log_directory
-                earlier = installation.write_log(log, directory, lambda: self._begun)
-                moved = Moved(installation.state, installation.base, installation.digest(log))
-            except BaseException:
-                log.close()
-                raise
-        return Installed(moved, log, earlier)
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         """The newest routes, with which inputs are read ahead while the engine starts."""
@@ -180,11 +144,12 @@ class Startup:
     def _restore(self, point: RestorePoint) -> TaskProblem | None:
         """Returns what is missing."""
         try:
-            with self._calls.during(f"reading the checkpoint of epoch {point.epoch}"):
+            where = "checkpoint" if point.lender is None else "partner's state"
+            with self._calls.during(f"reading the {where} of epoch {point.epoch}"):
                 self._state, self.fetch = self._store.restore(point)
             self._status.fetch = self.fetch
         except ObjectMissing:
-            raise  # it was garbage-collected: a restarted task gets a newer restore point
+            raise  # it was deleted, or is lent no longer: a restarted task gets a newer one
         except (StoreError, DiskFull) as error:
             return TaskProblem(message=str(error))
         return None
@@ -211,18 +176,14 @@ class Startup:
     def _complete(self) -> Prepared:
         restored, chain = self._restored(), self._engine.chain.result()
         assert self._inputs is not None, "the inputs are open"
-        state = replace(restored, operators=chain.match_columns(restored.operators))
-        state = state.begun_after(
-            {begun.operator: self._bound(begun) for begun in self._begun_windows}
-        )
-        moved, written_through = self._installed, state.epoch
-        self._state = self._installed = None  # they would keep runs that the task drops later
-        if moved is not None:
-            log, earlier, written_through = moved.log, moved.earlier, moved.moved.base - 1
-        else:
-            with self._installing:
-                log, earlier = self._continue_log(chain, state.epoch)
-        started = Prepared(state, self._inputs, chain, log, earlier, written_through)
+        operators = chain.match_columns(restored.operators)
+        if self._begun_windows:
+            bounds = {begun.operator: self._bound(begun) for begun in self._begun_windows}
+            operators = chain.begins_after(operators, bounds)
+        state = replace(restored, operators=operators)
+        self._state = None  # it would keep runs that the task drops later
+        log, earlier = self._continue_log(chain, state.epoch)
+        started = Prepared(state, self._inputs, chain, log, earlier)
         if not isinstance(self._inputs, BranchedInputs):
             return started
         output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)

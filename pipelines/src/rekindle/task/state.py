@@ -7,12 +7,9 @@ Design: docs/design/task.md#epoch-loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rekindle.engine.model import State
-from rekindle.engine.state.operator import EMPTY
-from rekindle.engine.window_state import begins_after
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +21,3 @@ class TaskState:
     watermark: int
     operators: State
     chained_digest: str = ""
-
-    def begun_after(self, bounds: Mapping[str, int]) -> TaskState:
-        """With window operators that begin later than the topology. `bounds`: by operator id, the
-        event time through which each may lack rows."""
-        states = self.operators.operators
-        begun = {o: begins_after(states.get(o, EMPTY), us) for o, us in bounds.items()}
-        return replace(self, operators=State({**states, **begun})) if begun else self

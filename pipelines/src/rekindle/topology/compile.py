@@ -18,9 +18,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rekindle.errors import InvalidTopology
-from rekindle.topology.checks.streams import DerivedStreams, Stream, derive_streams
+from rekindle.topology.checks.streams import DerivedStreams, derive_streams
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
+from rekindle.topology.operators.kind import Stream
+from rekindle.topology.operators.registry import kind_of
 from rekindle.topology.problems import MISTAKES
 from rekindle.topology.resources import task_resources
 from rekindle.topology.schema import Schema, type_in_operator_id
@@ -63,7 +65,16 @@ def _nodes(spec: TopologySpec, derived: DerivedStreams) -> dict[str, Node]:
         inputs = node.inputs if isinstance(node, OperatorSpec) else ()
         own_id = _node_id(node, stream, [nodes[i].id for i in inputs])
         schema = stream.schema if stream.schema is not None else Schema()
-        nodes[name] = Node(name, own_id, node, inputs, schema, stream.event_time, stream.partitions)
+        nodes[name] = Node(
+            name,
+            own_id,
+            node,
+            inputs,
+            schema,
+            stream.event_time,
+            stream.partitions,
+            at_window_end=bool(stream.at_window_end),
+        )
     return nodes
 
 
@@ -96,8 +107,7 @@ def _chains(spec: TopologySpec, nodes: Mapping[str, Node]) -> list[list[str]]:
             before in chains
             and before not in queried
             and readers[before] == (name,)
-            and isinstance(node.spec, OperatorSpec)
-            and not node.spec.key_by
+            and _fuses_with_input(node)
             and node.partitions == nodes[before].partitions
             and _replicas(spec, node) == _replicas(spec, nodes[before])
         ):
@@ -106,6 +116,11 @@ def _chains(spec: TopologySpec, nodes: Mapping[str, Node]) -> list[list[str]]:
             chains[name] = [name]
     position = {name: at for at, name in enumerate(nodes)}
     return sorted(chains.values(), key=lambda chain: position[chain[0]])
+
+
+def _fuses_with_input(node: Node) -> bool:
+    kind = kind_of(node.spec)
+    return kind is not None and kind.fuses_with_input()
 
 
 def _replicas(spec: TopologySpec, node: Node) -> int:
@@ -119,7 +134,7 @@ def _segment(spec: TopologySpec, nodes: Mapping[str, Node], chain: Sequence[str]
         name=last.name,
         nodes=tuple(chain),
         stream=last.id,
-        inputs=tuple(_input(nodes[i], first) for i in first.inputs),
+        inputs=tuple(_input(nodes[i], first, at) for at, i in enumerate(first.inputs)),
         partitions=last.partitions,
         replicas=_replicas(spec, last),
         queries=tuple(q.name for q in spec.queries if q.from_ == last.name),
@@ -127,8 +142,9 @@ def _segment(spec: TopologySpec, nodes: Mapping[str, Node], chain: Sequence[str]
     )
 
 
-def _input(producer: Node, consumer: Node) -> Input:
-    key_by = consumer.spec.key_by if isinstance(consumer.spec, OperatorSpec) else ()
+def _input(producer: Node, consumer: Node, at: int) -> Input:
+    kind = kind_of(consumer.spec)
+    key_by = kind.keys(at) if kind is not None else ()
     if key_by:
         exchange = Exchange.HASH
     elif producer.partitions == consumer.partitions:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from rekindle.topology.model import Topology
-from rekindle.topology.spec import SourceSpec, WindowSpec
-from rekindle.topology.windows.registry import windows_of
+from rekindle.topology.operators.registry import kind_of
+from rekindle.topology.spec import SourceSpec
 
 _T = TypeVar("_T")
 
@@ -46,12 +46,10 @@ def missed_rows(topology: Topology, begun: Mapping[str, int]) -> dict[str, froze
         if node.id in begun:
             missed |= {MissedRows(source, begun[node.id]) for source in sources[name]}
         found[name] = passed_on[name] = _reduced(missed)
-        definition = None if isinstance(node.spec, SourceSpec) else node.spec.definition
-        if isinstance(definition, WindowSpec):
-            # The last window that lacks rows begins at the bound; its row has the time of its end.
-            size_us = windows_of(definition).size_us
+        kind = kind_of(node.spec)
+        if kind is not None and (reach_us := kind.reach_us()):
             passed_on[name] = frozenset(
-                replace(m, added_us=m.added_us + size_us - 1) for m in found[name]
+                replace(m, added_us=m.added_us + reach_us) for m in found[name]
             )
     return found
 

@@ -39,6 +39,8 @@ class Node:
     schema: Schema
     event_time: str | None
     partitions: int
+    at_window_end: bool = False
+    """Whether the event time is the end of a window, which is exclusive, in all rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,14 +219,6 @@ class OperatorSpec(Spec):
     resources: dict[str, Any] | None = None
     """Replaces `spec.resources` for this operator."""
 
-    @property
-    def definition(self) -> str | WindowSpec:
-        """What a valid operator does, of the kinds that are supported: SQL, or windows. Callers
-        distinguish them by `match` with `assert_never`, which finds the places for a new kind."""
-        found = self.sql if self.sql is not None else self.window
-        assert found is not None, f"operator {self.name} is of no kind that is supported"
-        return found
-
 
 class SinkSpec(Spec):
     files: FilesSinkSpec | None = None

@@ -19,9 +19,9 @@ from rekindle.report import MissingResults
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Segment, Topology
-from rekindle.topology.spec import QuerySpec, SourceSpec, WindowSpec
+from rekindle.topology.operators.registry import kind_of
+from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec
 from rekindle.topology.windows.kind import Windows
-from rekindle.topology.windows.registry import windows_of
 
 EventTimes = tuple[int, int]
 """The newest event time through an epoch, and the watermark after it."""
@@ -103,7 +103,8 @@ class Beginnings:
             node = nodes.get(name)
             if node is None or self._begun.get(node.id, NO_EPOCH) < max(epoch, 0):
                 continue
-            if _windows(node.spec) is None:
+            kind = kind_of(node.spec)
+            if kind is None or not kind.has_state:
                 continue
             missed = self._missed[name]
             after_us = self._bound(m for m in missed if m.source != own)
@@ -171,9 +172,9 @@ class Beginnings:
         return node.id if node is not None and segment.is_source else None
 
 
-def _windows(spec: object) -> Windows | None:
-    definition = None if isinstance(spec, SourceSpec) else getattr(spec, "definition", None)
-    return windows_of(definition) if isinstance(definition, WindowSpec) else None
+def _windows(spec: SourceSpec | OperatorSpec) -> Windows | None:
+    kind = kind_of(spec)
+    return kind.windows() if kind is not None else None
 
 
 def _first_start(windows: Windows, after_us: int) -> int:

@@ -47,7 +47,8 @@ class Progress:
             elif task.position is not None:
                 positions[partition] = (*positions.get(partition, ()), task.position)
                 # Before it has started, its position is its restore point.
-                if task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING):
+                starts = task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING)
+                if starts and task.lent_from is None:
                     restoring[partition] = (*restoring.get(partition, ()), task.position)
         return cls(positions, restoring, frozenset(unknown))
 

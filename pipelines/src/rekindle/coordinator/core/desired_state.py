@@ -13,6 +13,7 @@ from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
 from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.lending import may_be_live
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
 from rekindle.coordinator.tasks.routes import partner, saver, upstreams
 from rekindle.protocol import Partner, PollRequest, RestorePoint, TaskPhase, TaskRef
@@ -58,16 +59,21 @@ class DesiredState:
         committed = self.manifest.entries[task.partition.key][0]
         replicas = self.replicas.get(task.partition, [])
         waits = task.phase == TaskPhase.WAITING
+        # Others lack epochs that may be needed: they take over nothing yet.
+        complete = may_be_live(task, self.manifest)
+        savers = [replica for replica in replicas if may_be_live(replica, self.manifest)]
+        sinks = assigned_sinks(self.graph, self.manifest, task.partition.segment)
         return {
             "ask_only": False,
             # Only while it waits, so that a delayed poll gives its next boot no old restore point.
             "restore": task.assigned if waits else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
-            "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),
+            "sinks": sinks if complete else (),
             "floor": self._floor(task),
             # Without a serving replica all save, from the first checkpoint epoch on.
-            "saver": saver(replicas, self.is_suspected) in (task.slot, None)
-            or self.lacks_entries(task),
+            "saver": complete
+            and (saver(savers, self.is_suspected) in (task.slot, None) or self.lacks_entries(task)),
+            "may_be_live": complete,
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
             "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),

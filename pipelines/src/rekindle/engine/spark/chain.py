@@ -1,7 +1,8 @@
-"""The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and `window` nodes.
+"""The chain of one segment on Spark: `rekindle.engine.model.Chain` for `sql` and operators with
+state.
 
-Each step of a chain is at most one Spark job for all epochs of a call, and none without rows. The
-state of windows is in `rekindle.engine.state`, outside Spark.
+Each step of a chain is at most one Spark job for all epochs of a call, and none without rows. State
+is in `rekindle.engine.state`, outside Spark.
 Results are bit-identical for given state and epochs, so a task can release output before its state
 is saved.
 
@@ -21,37 +22,34 @@ from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import (
     EPOCH,
-    LATE_BEFORE,
     SYSTEM_COLUMNS,
+    Clock,
     concatenate_epochs,
     split_by_epoch,
 )
-from rekindle.engine.exact_sums import combine_all_sums, combined_partials
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
-from rekindle.engine.spark.analysis import Analyzer, all_nullable
+from rekindle.engine.operators.base import Aggregation, Operator, tables_of, view_name
+from rekindle.engine.spark.analysis import Analyzer
 from rekindle.engine.spark.query import SqlRunner
-from rekindle.engine.spark.steps import (
-    Aggregation,
-    Step,
-    WindowNode,
-    is_divisible,
-    plan_steps,
-    step_sql,
+from rekindle.engine.spark.steps import Step, is_divisible, plan_steps, step_sql
+from rekindle.engine.state.operator import (
+    BEGIN_OF_PANES,
+    EMPTY,
+    OperatorState,
+    begins_after,
+    match_columns,
 )
-from rekindle.engine.state.operator import BEGIN_OF_PANES, EMPTY, OperatorState
 from rekindle.engine.state.reading import read
-from rekindle.engine.state.runs import PANE
+from rekindle.engine.state.runs import RunShape
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import WindowShape, advance, match_columns
-from rekindle.streams.epochs import END_OF_INPUT, EpochInput
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochInput
 from rekindle.topology.model import Segment, Topology
-from rekindle.topology.windows.kind import END, START
 
 HASH_BYTES = 16 * 2**20
-"""Largest input of a window for hash aggregation: a fraction of the 127 MB of execution memory in a
-heap of 512 MB, so that the hash map is rarely full."""
+"""Largest input of an operator's query for hash aggregation: a fraction of the 127 MB of execution
+memory in a heap of 512 MB, so that the hash map is rarely full."""
 MANY_ROWS = 50_000
 """Number of rows from which sort aggregation is distributed over the cores."""
 
@@ -62,12 +60,10 @@ _ToView = Callable[[pa.Table], pa.Table]
 
 @dataclass(frozen=True, slots=True)
 class _StepQueries:
-    """A step with its SQL for each method of aggregation; `shape`: of the window that it ends
-    in."""
+    """A step with its SQL for each method of aggregation; no `texts`: it is no query."""
 
     step: Step
     texts: Mapping[Aggregation, str]
-    shape: WindowShape | None
     divisible: bool
     """Whether the concatenated results for consecutive parts of the rows are the result for all."""
 
@@ -77,10 +73,10 @@ class _CallHistory:
     """What earlier calls have found out."""
 
     hash_bytes: dict[str, int] = field(default_factory=dict)
-    """By `Step.operators` of a step that ends in a window: the largest input for which the hash map
-    was never full."""
+    """By `Step.operators` of a step whose query groups rows: the largest input for which the hash
+    map was never full."""
     dropped: dict[str, DroppedRows] = field(default_factory=dict)
-    """By window operator."""
+    """By operator with state."""
 
 
 class SparkChain:
@@ -98,7 +94,7 @@ class SparkChain:
         result_bytes: int | None = None,
         run_files: RunFiles | None = None,
     ) -> None:
-        """`method`: fixes how windows are aggregated, for tests; otherwise by the size of the
+        """`method`: fixes how rows are aggregated, for tests; otherwise by the size of the
         input. `spark_job_input_bytes`: input of one Spark job, if a step's input can be divided by
         rows; `result_bytes`: limit on the results of all jobs of such a step in one call.
         `run_files`: for state that does not fit into memory."""
@@ -110,25 +106,22 @@ class SparkChain:
         self._history = _CallHistory()
         analyzer = Analyzer(topology, self._sql_runner)
         self._inputs = [(name, analyzer.schema(name)) for name in _input_names(segment)]
-        *steps, last = plan_steps(segment, topology)
-        prepared = [self._prepare(step, analyzer) for step in steps]
-        self._steps_for_epochs = [*prepared, self._prepare(last, analyzer)]
+        *steps, last = plan_steps(segment, topology, analyzer.operator)
+        prepared = [self._prepare(step) for step in steps]
+        self._steps_for_epochs = [*prepared, self._prepare(last)]
         self._steps_for_one_epoch = [
             *prepared,
-            self._prepare(replace(last, has_epoch_column=False), analyzer),
+            self._prepare(replace(last, has_epoch_column=False)),
         ]
         self._output_schema = analyzer.schema(segment.nodes[-1])
 
-    def _prepare(self, step: Step, analyzer: Analyzer) -> _StepQueries:
-        shape, float_keys = None, frozenset[str]()
-        if step.end is not None:  # the window whose partial aggregates it computes
-            analysis = analyzer.window(step.end)
-            shape, float_keys = analysis.shape, analysis.float_keys
+    def _prepare(self, step: Step) -> _StepQueries:
+        if step.end is not None:
             self._history.dropped[step.end.node.name] = DroppedRows()
-            step = replace(step, end=analysis.node)
         sources = [name for name, _ in self._inputs]
-        texts = {method: step_sql(step, sources, method, float_keys) for method in Aggregation}
-        return _StepQueries(step, texts, shape, is_divisible(step, sources))
+        texts = {method: step_sql(step, sources, method) for method in Aggregation}
+        found = {method: text for method, text in texts.items() if text is not None}
+        return _StepQueries(step, found, is_divisible(step, sources))
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -146,26 +139,32 @@ class SparkChain:
     def match_columns(self, state: State) -> State:
         """Raises StateMismatch."""
         states = dict(state.operators)
-        for window, shape in self._windows():
-            if window.node.id in states:
-                states[window.node.id] = match_columns(
-                    shape, states[window.node.id], window.node.name
-                )
+        for operator, table, shape in self._tables():
+            if table in states:
+                states[table] = match_columns(shape, states[table], operator.node.name)
         return State(states)
 
+    def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
+        begun = {
+            table: begins_after(state.operators.get(table, EMPTY), bounds[operator.node.id])
+            for operator, table, _ in self._tables()
+            if operator.node.id in bounds
+        }
+        return State({**state.operators, **begun})
+
     def folded(self, state: State) -> Mapping[str, pa.Table]:
-        """For tests: by operator id, one row for each group and pane; equal for equal states with
-        any layout."""
+        """For tests: by table, its rows, in an order that is the same for any layout."""
         return {
-            window.node.id: read(shape.run_shape, states, BEGIN_OF_PANES, END_OF_INPUT)
-            for window, shape in self._windows()
-            if (states := state.operators.get(window.node.id)) is not None
+            table: read(shape, states, BEGIN_OF_PANES, END_OF_INPUT)
+            for _, table, shape in self._tables()
+            if (states := state.operators.get(table)) is not None
         }
 
-    def _windows(self) -> Iterator[tuple[WindowNode, WindowShape]]:
+    def _tables(self) -> Iterator[tuple[Operator, str, RunShape]]:
         for prepared in self._steps_for_epochs:
-            if prepared.step.end is not None and prepared.shape is not None:
-                yield prepared.step.end, prepared.shape
+            if (operator := prepared.step.end) is not None:
+                for name, table in tables_of(operator).items():
+                    yield operator, table, operator.tables[name]
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run epochs in their order. Raises OperatorFailed (operators, epochs), OutOfMemory,
@@ -174,37 +173,43 @@ class SparkChain:
         if not epochs:
             return ChainResult((), state)
         span = f"epochs {epochs[0].epoch} to {epochs[-1].epoch}"
+        clock: Clock = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
         views = {
             name: concatenate_epochs(schema, [(e, e.inputs[at]) for e in epochs])
             for at, (name, schema) in enumerate(self._inputs)
         }
         states: Mapping[str, OperatorState] = state.operators
-        rows: pa.Table | None = None
+        rows: Sequence[pa.Table | None] = ()
         to_view = _same
         for prepared in self._steps_for_one_epoch if len(epochs) == 1 else self._steps_for_epochs:
             rows = self._run(prepared, views, to_view, span)
-            window = prepared.step.end
-            if window is not None and prepared.shape is not None:
-                old = states.get(window.node.id, EMPTY)
-                new, closed = self._advance(window, prepared.shape, old, rows, epochs)
-                states = {**states, window.node.id: new}
-                views = {window.closed_view: closed}
-                to_view = partial(_closed_view, shape=prepared.shape, epochs=epochs)
+            if (operator := prepared.step.end) is not None:
+                states, found = self._advance(operator, states, rows, clock)
+                clock = _delayed(clock, operator.delay_us)
+                views = {view_name(operator): found}
+                to_view = partial(_view, operator=operator, clock=clock)
         if self._run_files is not None:
             states = self._run_files.spill(states)
-        tables = split_by_epoch(self._output_schema, rows, [e.epoch for e in epochs])
-        outputs = zip(epochs, tables, strict=True)
+        tables = split_by_epoch(self._output_schema, rows[0], [e.epoch for e in epochs])
+        outputs = zip(clock, tables, strict=True)
         return ChainResult(
-            tuple(EpochOutput(e.epoch, e.watermark, t) for e, t in outputs), State(states)
+            tuple(EpochOutput(epoch, after, t) for (epoch, _, after), t in outputs), State(states)
         )
 
     def _run(
         self, prepared: _StepQueries, tables: Mapping[str, pa.Table], to_view: _ToView, span: str
-    ) -> pa.Table | None:
-        """Run one step; None if there are no rows. `to_view`: makes the content of a view from a
-        table, or from consecutive rows of it."""
+    ) -> Sequence[pa.Table | None]:
+        """The result of a step, or the rows of each input; None if there are no rows. `to_view`:
+        makes the content of a view from a table, or from consecutive rows of it."""
+        if not prepared.texts:
+            return [table if table.num_rows else None for table in tables.values()]
         if not any(t.num_rows for t in tables.values()):
-            return None
+            return [None]
+        return [self._run_query(prepared, tables, to_view, span)]
+
+    def _run_query(
+        self, prepared: _StepQueries, tables: Mapping[str, pa.Table], to_view: _ToView, span: str
+    ) -> pa.Table:
         hidden = [name for name in SYSTEM_COLUMNS.names if name not in prepared.step.system_columns]
 
         def views_of(tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
@@ -244,9 +249,8 @@ class SparkChain:
         return pa.concat_tables(results)
 
     def _uses_hash_aggregation(self, prepared: _StepQueries, size: int) -> bool:
-        if self._method is not None or prepared.shape is None:
-            return False
-        if not all(_can_hash(data_type) for _, data_type, _ in prepared.shape.partials):
+        operator = prepared.step.end
+        if self._method is not None or operator is None or not operator.hashes_groups:
             return False
         return size <= self._history.hash_bytes.get(prepared.step.operators, HASH_BYTES)
 
@@ -260,18 +264,18 @@ class SparkChain:
 
     def _advance(
         self,
-        window: WindowNode,
-        shape: WindowShape,
-        old: OperatorState,
-        rows: pa.Table | None,
-        epochs: Sequence[EpochInput],
-    ) -> tuple[OperatorState, pa.Table]:
-        watermarks = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
-        advanced = advance(shape, old, rows, watermarks, self._run_files)
-        dropped = self._history.dropped[window.node.name]
-        dropped.late += advanced.late
-        dropped.null_event_time += advanced.null_event_time
-        return advanced.state, advanced.closed
+        operator: Operator,
+        states: Mapping[str, OperatorState],
+        rows: Sequence[pa.Table | None],
+        clock: Clock,
+    ) -> tuple[Mapping[str, OperatorState], pa.Table]:
+        ids = tables_of(operator)
+        tables = {name: states.get(table, EMPTY) for name, table in ids.items()}
+        advanced = operator.advance(tables, rows, clock, self._run_files)
+        dropped = self._history.dropped[operator.node.name]
+        dropped.late += advanced.dropped.late
+        dropped.null_event_time += advanced.dropped.null_event_time
+        return {**states, **{ids[n]: t for n, t in advanced.tables.items()}}, advanced.rows
 
 
 def _input_names(segment: Segment) -> list[str]:
@@ -286,15 +290,6 @@ def _divided(tables: Mapping[str, pa.Table], parts: int) -> Iterator[dict[str, p
         yield {name: table.slice(start, rows)}
 
 
-def _can_hash(data_type: pa.DataType) -> bool:
-    """Whether Spark can use hash aggregation for a partial of this type."""
-    return not (
-        pa.types.is_string(data_type)
-        or pa.types.is_binary(data_type)
-        or pa.types.is_null(data_type)
-    )
-
-
 def _check_order(epochs: Sequence[EpochInput]) -> None:
     for one, two in pairwise(epochs):
         if two.epoch <= one.epoch or two.watermark_before != one.watermark:
@@ -305,22 +300,23 @@ def _same(table: pa.Table) -> pa.Table:
     return table
 
 
-def _closed_view(closed: pa.Table, shape: WindowShape, epochs: Sequence[EpochInput]) -> pa.Table:
-    """The view that `steps.output_sql` selects from: system columns, and the bounds, keys and
-    partials of closed windows."""
-    before = {e.epoch: e.watermark_before for e in epochs}
-    numbers = closed.column(EPOCH).to_numpy()
-    start = closed.column(PANE).to_numpy()
-    columns = {
-        EPOCH: pa.array(numbers),
-        LATE_BEFORE: pa.array([before[e] for e in numbers.tolist()], pa.int64()),
-        START: pa.array(start).cast(pa.timestamp("us", "UTC")),
-        END: pa.array(shape.assigner.ends(start)).cast(pa.timestamp("us", "UTC")),
-    }
-    results = combined_partials(shape)
-    rest = [*shape.key_names, *(name for name, _ in results)]
-    data_types = [*shape.keys, *(data_type for _, data_type in results)]
-    closed = combine_all_sums(closed, shape)
-    table = pa.table({**columns, **{name: closed.column(name) for name in rest}})
-    fields = [*list(table.schema)[: len(columns)], *map(pa.field, rest, data_types)]
-    return table.cast(all_nullable(pa.schema(fields)), safe=False)
+def _view(rows: pa.Table, operator: Operator, clock: Clock) -> pa.Table:
+    """The view that `Operator.select` reads: system columns, and the operator's."""
+    before = {epoch: watermark for epoch, watermark, _ in clock}
+    numbers = rows.column(EPOCH).to_numpy()
+    late = pa.array([before[e] for e in numbers.tolist()], pa.int64())
+    schema = pa.schema([*SYSTEM_COLUMNS, *operator.output])
+    return pa.table([pa.array(numbers), late, *operator.view(rows).columns], schema=schema)
+
+
+def _delayed(clock: Clock, delay_us: int) -> Clock:
+    """The watermarks of an operator's output. There is none before the first row, and none after
+    the last."""
+
+    def delayed(watermark: int) -> int:
+        has_bound = NO_WATERMARK < watermark < END_OF_INPUT
+        return max(NO_WATERMARK + 1, watermark - delay_us) if has_bound else watermark
+
+    if not delay_us:
+        return clock
+    return [(epoch, delayed(before), delayed(after)) for epoch, before, after in clock]

@@ -13,16 +13,11 @@ from collections.abc import Sequence
 
 from sqlglot.tokenizer_core import Token, TokenType
 
-from rekindle.topology.sql.tokens import tokenize
+from rekindle.topology.sql.tokens import quote, tokenize
 
 # A `*` after one of these means columns; after any other token it is a product.
 _BEFORE_STAR = {TokenType.SELECT, TokenType.COMMA, TokenType.L_PAREN, TokenType.DOT, TokenType.ALL}
 _NAMES = (TokenType.VAR, TokenType.IDENTIFIER)
-
-
-def quote(name: str) -> str:
-    """A name as a Spark identifier."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def with_system_columns(sql: str, columns: Sequence[str]) -> str:

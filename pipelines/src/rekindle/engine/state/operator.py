@@ -14,7 +14,8 @@ Design: docs/decisions/0044-window-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -23,7 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from rekindle.engine.state.remote import prioritize
-from rekindle.engine.state.runs import BUCKETS, Int64s, Run
+from rekindle.engine.state.runs import BUCKETS, Int64s, Run, RunShape
+from rekindle.errors import StateMismatch
+from rekindle.streams.digest import DIGEST_BYTES, digest_table
 
 COMPACTION_RATIO = 1.6
 """How many rows may be compacted for each row that is appended."""
@@ -160,6 +163,15 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
     )
 
 
+def chained(digest: str, epochs: Sequence[tuple[int, pa.Table]]) -> str:
+    """The digest of a state after these epochs. Epochs without rows do not change it, because a
+    call may leave them out."""
+    for epoch, rows in epochs:
+        text = f"{digest}/{epoch}/{digest_table(rows)}"
+        digest = hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+    return digest
+
+
 def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorState:
     """If the last page waits for unavailable runs, begins a new page for panes that are newer than
     all others, so that their rows can be compacted."""
@@ -174,6 +186,40 @@ def _with_page_of_new_panes(state: OperatorState, newest_us: int) -> OperatorSta
         pending=np.append(state.pending, 0),
         pending_at_restore=np.append(state.pending_at_restore, 0),
     )
+
+
+def begins_after(state: OperatorState, us: int) -> OperatorState:
+    """The table of an operator that lacks rows with event times through `us`, and no later ones:
+    results that need such a row, as windows that begin then or before, are not written."""
+    return replace(
+        state, first_live_pane_us=max(state.first_live_pane_us, min(us, END_OF_PANES - 1) + 1)
+    )
+
+
+def match_columns(shape: RunShape, state: OperatorState, operator: str) -> OperatorState:
+    """The saved state with its columns in the order of `shape`, matched by name. Raises
+    StateMismatch if a column is missing, unknown or of another type."""
+    names = shape.schema.names
+    runs: dict[object, Run] = {}
+    for run in state.runs():
+        _check_columns(shape.schema, run.schema, operator)
+        if run.schema.names != names:
+            runs[run.id] = run.select(names)
+    return state.with_runs(runs)
+
+
+def _check_columns(wanted: pa.Schema, found: pa.Schema, operator: str) -> None:
+    kept = {field.name: field.type for field in found}
+    needed = {field.name: field.type for field in wanted}
+    for name in [*needed, *kept]:
+        if kept.get(name) == needed.get(name):
+            continue
+        have, need = (str(columns.get(name, "missing")) for columns in (kept, needed))
+        raise StateMismatch(
+            f"operator {operator}: its saved state is incompatible with this release: column "
+            f"{name} is {have} in the state and {need} in this release; run the image that saved "
+            "it, or rename the operator to start with empty state"
+        )
 
 
 def available_pages(state: OperatorState) -> npt.NDArray[np.bool_]:

@@ -1,4 +1,4 @@
-"""Runs: immutable sorted tables of partial aggregates, and the fold of their rows. Pure.
+"""Runs: immutable sorted tables of rows, and how rows are merged. Pure.
 
 A row of a run is the partial aggregate of one group in one pane: `__w` (start of the pane in
 microseconds), `__h` (hash of the key), the key columns `__k0`, `__k1` and so on, and the partials.
@@ -9,7 +9,12 @@ pane of a run.
 `fold` is a left fold in the order of rows, so the bits of a result depend only on that order. The
 first addend of a sum of doubles is 0.0: folding in one or in many steps gives the same bits.
 
-Design: docs/decisions/0044-window-state.md.
+A table may keep its rows instead (`RunShape.kept`). Then a pane is a slice of time, a row also has
+its time `__t` and its number `__i`, which tells it from all others of the table, and the order is
+(pane, hash, time, number). Rows with equal hashes and different keys are not separated. `fold` only
+sorts.
+
+Design: docs/decisions/0044-window-state.md, docs/decisions/0056-operators-and-tables.md.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ import pyarrow.compute as pc
 from rekindle.engine.canonical_order import from_comparable, to_comparable
 
 PANE, HASH = "__w", "__h"
+TIME, NUMBER = "__t", "__i"
 KEY = "__k"
 """Prefix of the names of key columns."""
 BUCKET_BITS = 10
@@ -47,7 +53,9 @@ class RunShape:
     """The columns of an operator's runs."""
 
     keys: tuple[pa.DataType, ...]
-    partials: tuple[tuple[str, pa.DataType, Merge], ...]
+    partials: tuple[tuple[str, pa.DataType, Merge], ...] = ()
+    kept: tuple[tuple[str, pa.DataType], ...] | None = None
+    """The values of rows that are kept; None: rows are merged."""
 
     @property
     def key_names(self) -> list[str]:
@@ -59,7 +67,10 @@ class RunShape:
         partials = (
             (name, partial_type(data_type, merge)) for name, data_type, merge in self.partials
         )
-        return pa.schema([(PANE, pa.int64()), (HASH, pa.uint64()), *keys, *partials])
+        place = [(PANE, pa.int64()), (HASH, pa.uint64())]
+        if self.kept is not None:
+            return pa.schema([*place, (TIME, pa.int64()), (NUMBER, pa.int64()), *keys, *self.kept])
+        return pa.schema([*place, *keys, *partials])
 
 
 def partial_type(data_type: pa.DataType, merge: str) -> pa.DataType:
@@ -139,6 +150,22 @@ class Run:
     def hashes(self) -> Uint64s:
         return uint64s(self.table.column(HASH))
 
+    @cached_property
+    def panes_at(self) -> tuple[tuple[int, int, int], ...]:
+        """Its panes, each with the indices of its first row and of that after its last one."""
+        starts = np.flatnonzero(np.diff(self.panes, prepend=self.panes[0] - 1))
+        ends = np.append(starts[1:], self.rows)
+        columns = (self.panes[starts], starts, ends)
+        return tuple(zip(*(column.tolist() for column in columns), strict=True))
+
+    @property
+    def times(self) -> Int64s:
+        return int64s(self.table.column(TIME))
+
+    @property
+    def numbers(self) -> Int64s:
+        return int64s(self.table.column(NUMBER))
+
     def position(self, pane: int, bucket: int) -> int:
         """The index of the first row at or after a bucket of a pane; `bucket` may be BUCKETS, which
         is after all buckets."""
@@ -182,7 +209,7 @@ def sort(rows: pa.Table) -> pa.Table:
     rows = rows.combine_chunks()
     if not rows.num_rows:
         return rows
-    order, _ = _groups(rows)
+    order = _order_of_kept(rows) if TIME in rows.schema.names else _groups(rows)[0]
     return rows if _is_identity(order) else rows.take(pa.array(order))
 
 
@@ -195,8 +222,8 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
     """One row for each group and pane: all its rows, merged from left to right; in the order of
     runs."""
     rows = concatenate(shape, tables)
-    if not rows.num_rows:
-        return rows
+    if shape.kept is not None or not rows.num_rows:
+        return sort(rows)
     order, first = _groups(rows)
     starts = np.flatnonzero(first)
     is_sorted = _is_identity(order)
@@ -212,6 +239,31 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
         ordered = values if is_sorted else _take(values, order)
         columns.append(_merge(ordered, column.type, merges[column.name], starts))
     return pa.Table.from_arrays(columns, schema=shape.schema)
+
+
+def _order_of_kept(rows: pa.Table) -> Int64s:
+    columns = [int64s(rows.column(name)) for name in (NUMBER, TIME, HASH, PANE)]
+    order: Int64s = np.lexsort(columns)
+    return order
+
+
+def take_rows(parts: Sequence[pa.Table], chosen: npt.NDArray[np.integer[Any]]) -> pa.Table:
+    """The rows with these numbers in the concatenation of `parts`, in this order. Arrow's `take` of
+    a chunked array would copy the whole column of strings for each call."""
+    starts = np.cumsum([0, *(part.num_rows for part in parts)])
+    order = np.argsort(chosen, kind="stable")
+    ascending = chosen[order].astype(np.int64)
+    bounds = np.searchsorted(ascending, starts)
+    found = [
+        part.take(pa.array(ascending[low:high] - start))
+        for part, start, low, high in zip(parts, starts, bounds, bounds[1:], strict=False)
+        if high > low
+    ]
+    if not found:
+        return parts[0].slice(0, 0)
+    inverse = np.empty(len(order), dtype=np.int64)
+    inverse[order] = np.arange(len(order))
+    return pa.concat_tables(found).combine_chunks().take(pa.array(inverse))
 
 
 def _groups(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.memory import MemoryPlan, plan_memory
-from rekindle.exchange.state_mover.donor import DonorEffect, DonorLimits
-from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
 from rekindle.identity import Identity
 from rekindle.protocol import PollResponse, SinkAssignment, TaskRef
 from rekindle.task.core.branches import BranchEffect
@@ -41,8 +39,6 @@ class TaskSettings:
     fence: int = -1  # the highest one that earlier boots have seen; -1: none
     identity: Identity = field(default_factory=Identity)
     memory: MemoryPlan = field(default_factory=plan_memory)
-    donor: DonorLimits = field(default_factory=DonorLimits)
-    newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
     consistency: ConsistencySettings | None = None  # of a task whose output may be tentative
     input_names: Sequence[str] = ()  # by `Channel.input`
 
@@ -73,8 +69,6 @@ TaskEffect = (
     Respond
     | RefusePoll
     | CallSink
-    | NewcomerEffect
-    | DonorEffect
     | LoopRequest
     | BranchEffect
     | SaverEffect

@@ -90,12 +90,6 @@ class StartCore:
         self._point = point
         return self._advance()
 
-    def state_arrived(self, now: float) -> list[StartEffect]:
-        """State and log are installed already: they came from a partner."""
-        self._require(self.waits_for is StartStep.RESTORE_POINT, "state arrived")
-        self.waits_for = StartStep.STATE
-        return self._advance()
-
     def step_succeeded(self, now: float) -> list[StartEffect]:
         """The last effect has succeeded."""
         self._require(self.waits_for in NEXT and self._retry_at is None, "step succeeded")

@@ -13,28 +13,14 @@ Design: docs/decisions/0045-task-core.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, RekindleError
-from rekindle.exchange.state_mover.donor import (
-    DonorCore,
-    DonorCoreEvent,
-    LeaseChecked,
-    SessionsReleased,
-)
-from rekindle.exchange.state_mover.donor import StateReached as DonorStateReached
-from rekindle.exchange.state_mover.messages import MovementReport
-from rekindle.exchange.state_mover.newcomer import (
-    NewcomerCoreEvent,
-    NewcomerEffect,
-    StartFrom,
-    TimePassed,
-)
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
-    RestorePoint,
     SinkAssignment,
     TaskPhase,
     TaskProblem,
@@ -42,6 +28,7 @@ from rekindle.protocol import (
 )
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
+from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -57,7 +44,6 @@ from rekindle.task.core.loop import (
     TentativeCompleted,
 )
 from rekindle.task.core.messages import CallSink, RefusePoll, Respond, TaskEffect, TaskSettings
-from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
@@ -70,6 +56,7 @@ from rekindle.task.core.sink import (
     StopWriter,
     assignment_changes,
 )
+from rekindle.task.core.snapshots import Holder
 from rekindle.task.core.start import StartCore, StartEffect
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
@@ -81,7 +68,6 @@ from rekindle.task.core.supervisor import (
     RunLoop,
     SetCommittedEntry,
     SetSinks,
-    StartMoved,
     StartTask,
     StopSinks,
     SupervisorCore,
@@ -100,8 +86,12 @@ class TaskCore:
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
-        self.movement = MovementPart(settings.ref, settings.boot_id, settings.newcomer)
-        self.donor: DonorCore | None = None  # once it has state
+        snapshots = self.saver.snapshots
+        self.lending = LendingCore(
+            settings.boot_id,
+            partial(snapshots.take, Holder.PARTNER),
+            lambda snapshot: snapshots.release(snapshot.name),
+        )
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
@@ -113,6 +103,7 @@ class TaskCore:
             settings.epoch_interval_us,
             self._clock,
         )
+        self.status.lent = lambda: self.lending.newest
 
     def _clock(self) -> float:
         return self._now
@@ -124,9 +115,7 @@ class TaskCore:
     @property
     def wake_at(self) -> float | None:
         times = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
-        times.append(self.movement.wake_at)
-        if self.donor is not None:
-            times.append(self.donor.wake_at)
+        times.append(self.lending.wake_at)
         if (parts := self.parts) is not None:
             times.append(parts.loop.wake_at)
             times += [sink.wake_at for sink in parts.sinks.cores.values()]
@@ -140,17 +129,7 @@ class TaskCore:
                 "topology": self._settings.identity.topology,
                 "engine": self._settings.engine,
                 "contained": self.polls.contained(),
-                "movement": self._movement_report(),
             }
-        )
-
-    def _movement_report(self) -> MovementReport:
-        movement = self.movement
-        return MovementReport(
-            None if movement.has_state else movement.newcomer_report(),
-            movement.holds(),
-            self.donor.sessions if self.donor is not None else (),
-            self.status.moved_through,
         )
 
     # -- events ----------------------------------------------------------------------------------
@@ -165,9 +144,8 @@ class TaskCore:
         if self.status.phase is TaskPhase.FAILED:
             effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
         if changed:
-            effects += self._update_movement(poll)
-            accepted = self.movement.without_early_restore(poll)
-            effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(accepted, now))
+            effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(poll, now))
+            self._lend(poll)
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -189,11 +167,9 @@ class TaskCore:
         *,
         compare_files_from: int | None = None,
         complete: bool = True,
-        written_through: int | None = None,
     ) -> list[TaskEffect]:
         """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`.
         `complete`: none of the state has to be fetched; otherwise `state_complete` follows.
-        `written_through`: the newest epoch that sinks certainly have; None: that of the state.
         `compare_files_from`: the first epoch of which an earlier boot may have written a wrong
         file; None: it has not."""
         self._now, settings = now, self._settings
@@ -209,10 +185,8 @@ class TaskCore:
             CallSizes.of(settings.memory),
             branches=branches is not None,
         )
-        written = state.epoch if written_through is None else written_through
-        sinks = Sinks(written, compare_files_from)
+        sinks = Sinks(state.epoch, compare_files_from)
         self.parts = Parts(log, loop, sinks, branches)
-        self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
@@ -287,16 +261,6 @@ class TaskCore:
         self._now = now
         return self._step_branches(happened)
 
-    def newcomer_event_received(self, event: NewcomerCoreEvent, now: float) -> list[TaskEffect]:
-        """Of a state movement to this task."""
-        self._now = now
-        return self._apply_newcomer_effects(self.movement.step(event, now))
-
-    def donor_event_received(self, event: DonorCoreEvent, now: float) -> list[TaskEffect]:
-        """Of state movements from this task."""
-        self._now = now
-        return self._step_donor(event)
-
     def stop_requested(self, now: float) -> list[TaskEffect]:
         self._now = now
         return self._apply_supervisor_effects(self.supervisor.stop_requested(now))
@@ -308,8 +272,7 @@ class TaskCore:
             *self._apply_supervisor_effects(self.supervisor.woken(now)),
             *self._apply_start_effects(self.start.woken(now)),
         ]
-        effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
-        effects += self._step_donor(LeaseChecked())
+        self.lending.woken(now)
         effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
@@ -317,30 +280,6 @@ class TaskCore:
             for core in self._sink_cores():
                 effects += _sink_calls(core, core.woken(self._now))
         return effects
-
-    # -- state movements -------------------------------------------------------------------------
-
-    def _update_movement(self, poll: PollRequest) -> list[TaskEffect]:
-        base = self.parts.log.base if self.parts is not None else None
-        effects = self._apply_newcomer_effects(self.movement.apply_poll(poll, base, self._now))
-        if poll.movement is not None and poll.movement.release:
-            effects += self._step_donor(SessionsReleased(poll.movement.release))
-        return effects
-
-    def _apply_newcomer_effects(
-        self, newcomer_effects: Sequence[NewcomerEffect]
-    ) -> list[TaskEffect]:
-        effects: list[TaskEffect] = []
-        for effect in newcomer_effects:
-            if isinstance(effect, StartFrom):
-                moved = self.supervisor.state_moved(effect.epoch, self._now)
-                effects += self._apply_supervisor_effects(moved)
-            else:
-                effects.append(effect)
-        return effects
-
-    def _step_donor(self, event: DonorCoreEvent) -> list[TaskEffect]:
-        return [*self.donor.step(event, self._now)] if self.donor is not None else []
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -355,14 +294,8 @@ class TaskCore:
     def _apply_supervisor_effect(self, effect: SupervisorEffect) -> list[TaskEffect]:
         match effect:
             case StartTask(restore):
-                self.status.restored_from = restore.epoch
-                self.status.restoring = restore.object
-                self.status.step(TaskEvent.START_BEGUN)
+                self.status.start_from(restore)
                 return self._apply_start_effects(self.start.start_requested(restore, self._now))
-            case StartMoved(epoch):
-                self.status.restored_from = self.status.moved_through = epoch
-                self.status.step(TaskEvent.START_BEGUN)
-                return self._apply_start_effects(self.start.state_arrived(self._now))
             case RunLoop():
                 return self._apply_loop_effects(self._started().loop.woken(self._now))
             case SetSinks(through, sinks):
@@ -370,8 +303,8 @@ class TaskCore:
             case ReportDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
-            case SetCommittedEntry(point, refused):
-                return self._record_committed(point, refused)
+            case SetCommittedEntry():
+                return self._record_committed(effect)
             case StopSinks():
                 if self.parts is not None:
                     self.parts.sinks.cores.clear()
@@ -380,22 +313,26 @@ class TaskCore:
                 self.status.step(TaskEvent.STOP_REQUESTED)
                 return [effect]
             case TruncateLog(floor):
-                log, floor = self._started().log, self.movement.floor(floor)
+                log = self._started().log
                 return [TruncateLog(floor)] if log.base <= min(floor, log.last) else []
             case RouteInputs() | DiscardLog() | CompareSinkFiles():
                 return [effect]
         assert_never(effect)
 
-    def _record_committed(
-        self, point: RestorePoint | None, refused: frozenset[str]
-    ) -> list[TaskEffect]:
-        self.status.committed(point.epoch if point is not None else NO_EPOCH)
+    def _record_committed(self, entry: SetCommittedEntry) -> list[TaskEffect]:
+        epoch = entry.point.epoch if entry.point is not None else NO_EPOCH
+        self.status.committed(epoch, entry.may_be_live)
         effects: list[TaskEffect] = []
-        if point is not None:
-            effects += self.saver.entry_committed(point, self._now)
-        if refused:
-            effects += self.saver.entries_refused(refused, self._now)
+        if entry.point is not None:
+            effects += self.saver.entry_committed(entry.point, self._now)
+        if entry.refused:
+            effects += self.saver.entries_refused(entry.refused, self._now)
         return effects
+
+    def _lend(self, poll: PollRequest) -> None:
+        if poll.lend and self.parts is not None and not self.supervisor.ended:
+            not_before = poll.committed.epoch if poll.committed is not None else NO_EPOCH
+            self.lending.requested(self.parts.loop.state, not_before, self._now)
 
     def _apply_start_effects(self, start_effects: Sequence[StartEffect]) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
@@ -432,7 +369,6 @@ class TaskCore:
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
                     effects += self._update_phase()
-                    effects += self._step_donor(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
                     effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():

@@ -18,6 +18,7 @@ from rekindle.topology.graph import nodes_with_paths
 from rekindle.topology.kinds.base import spec_in
 from rekindle.topology.kinds.stream import DEFAULT_RETAIN_BYTES
 from rekindle.topology.model import MAX_REPLICAS
+from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
     OperatorSpec,
@@ -25,7 +26,6 @@ from rekindle.topology.spec import (
     TopologySpec,
 )
 from rekindle.topology.units import MILLISECOND, SECOND, format_duration, format_size
-from rekindle.topology.windows.registry import check_window
 
 NAME_IN_SPEC = re.compile(r"[a-z]([a-z0-9_-]{0,38}[a-z0-9])?")
 TOPOLOGY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?")
@@ -295,5 +295,6 @@ def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:
         for value in (v for v, n in Counter(values).items() if n > 1):
             what = f"{value} is listed twice"
             yield Problem(f"{path}.{field}", "DuplicateName", what, "list it once")
-    if node.window is not None:
-        yield from check_window(node.window, f"{path}.window")
+    for field, kind in KINDS.items():
+        if getattr(node, field) is not None:
+            yield from kind(node).check(path)

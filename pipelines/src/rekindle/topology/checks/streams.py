@@ -9,33 +9,17 @@ Design: docs/design/compilation.md#event-time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.errors import Problem
 from rekindle.topology.graph import edges_of, nodes_with_paths, topological_order
+from rekindle.topology.operators.kind import OperatorKind, Stream, check_key, common
+from rekindle.topology.operators.registry import kind_of
 from rekindle.topology.problems import InvalidSql, nearest
-from rekindle.topology.schema import Field, Scalar, Schema, is_nested, type_to_ddl
-from rekindle.topology.spec import EventTimeSpec, OperatorSpec, SourceSpec, TopologySpec, WindowSpec
-from rekindle.topology.sql.aggregates import parse_aggregates, type_problems
-from rekindle.topology.sql.columns import unknown_columns
+from rekindle.topology.schema import Field, Scalar, Schema, type_to_ddl
+from rekindle.topology.spec import EventTimeSpec, OperatorSpec, SourceSpec, TopologySpec
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.event_time import parse_event_time
-from rekindle.topology.sql.inference import infer_types
-from rekindle.topology.sql.row_wise import SelectAnalysis, SqlAnalysis, check_sql
-from rekindle.topology.windows.kind import END, START
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A node's output. `schema` is None if it is unknown, for which a problem is reported."""
-
-    schema: Schema | None
-    event_time: str | None
-    partitions: int
-    no_event_time: str = ""
-    """Why there is no event time, if there is none."""
-    at_window_end: bool | None = False
-    """Whether event time is the end of a window, which is exclusive; None: for some rows only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,69 +133,12 @@ def _operator(
     node: OperatorSpec, inputs: Mapping[str, Stream], path: str, problems: list[Problem]
 ) -> Stream:
     _check_keys(node, inputs, path, problems)
-    partitions = _partitions(node, inputs, path, problems)
-    if node.sql is not None:
-        analysis = check_sql(node.sql, {name: s.schema for name, s in inputs.items()})
-        if len(inputs) == len(node.inputs):  # else an unknown input has been reported
-            problems += [p.at(f"{path}.sql") for p in analysis.problems]
-        event_time = _kept_event_time(analysis, inputs)
-        no_event_time = "" if event_time else _why_no_event_time(node.name, analysis, inputs)
-        ends = {s.at_window_end for s in inputs.values()} or {False}
-        at_end = ends.pop() if len(ends) == 1 else None
-        return Stream(analysis.schema, event_time, partitions, no_event_time, at_end)
-    if node.window is not None:
-        schema = _window(node, node.window, inputs, path, problems)
-        return Stream(schema, END, partitions, at_window_end=True)
-    return Stream(None, _common([s.event_time for s in inputs.values()]), partitions)
-
-
-def _common(values: list[str | None]) -> str | None:
-    return values[0] if values and all(v == values[0] for v in values) else None
-
-
-def _kept_event_time(analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str | None:
-    """The event time of the output: a column whose position has event time in every SELECT, since
-    UNION ALL goes by position. If there are several, the one that is named like the event time of
-    the first SELECT's input, else the first."""
-    if analysis.schema is None:
-        return _common([s.event_time for s in inputs.values()])
-    positions = [_event_time_positions(select, inputs[select.input]) for select in analysis.selects]
-    everywhere = set.intersection(*positions) if positions else set()
-    if not everywhere:
-        return None
-    names, first = analysis.schema.names, inputs[analysis.selects[0].input].event_time
-    return names[min(everywhere, key=lambda at: (names[at] != first, at))]
-
-
-def _event_time_positions(select: SelectAnalysis, stream: Stream) -> set[int]:
-    """The positions of a SELECT's output columns that are event time. If the SELECT computes a
-    TIMESTAMP with the name of the input's event time, only that one; else all copies of the input's
-    event time. `select.copies`: for each output column the input column that it copies, if any."""
-    if stream.event_time is None:
-        return set()
-    copies = {at for at, column in enumerate(select.copies) if column == stream.event_time}
-    for at, column in enumerate(select.columns):
-        if column.name == stream.event_time and column.type in (None, Scalar.TIMESTAMP):
-            return copies if at in copies else {at}
-    return copies
-
-
-def _why_no_event_time(operator: str, analysis: SqlAnalysis, inputs: Mapping[str, Stream]) -> str:
-    """A message about the SELECTs that do not output event time, or not at the same position."""
-    for name, stream in inputs.items():
-        if stream.event_time is None:
-            return stream.no_event_time or f"{name} has none"
-    positions: dict[str, None] = {}
-    for select in analysis.selects:
-        found = _event_time_positions(select, inputs[select.input])
-        if not found:
-            column = inputs[select.input].event_time
-            what = f"does not output {column}, its event time"
-            return f"in {operator}, SELECT FROM {select.input} {what}"
-        numbers = " and ".join(str(at + 1) for at in sorted(found))
-        positions[f"column {numbers} of SELECT FROM {select.input}"] = None
-    what = "UNION ALL matches columns by position, and event time is"
-    return f"in {operator}, {what} {', but '.join(positions)}"
+    kind = kind_of(node)
+    partitions = _partitions(node, kind, inputs, path, problems)
+    if kind is None:
+        event_time = common([stream.event_time for stream in inputs.values()])
+        return Stream(None, event_time, partitions)
+    return replace(kind.derive(inputs, path, problems), partitions=partitions)
 
 
 def _check_keys(
@@ -224,158 +151,24 @@ def _check_keys(
                 hint = nearest(key, stream.schema.names)
                 problems.append(Problem(f"{path}.keyBy[{at}]", "UnknownColumn", what, hint))
             elif stream.schema is not None:
-                problems += _check_key(stream.schema.field(key), f"{path}.keyBy[{at}]")
-        if node.window is not None and key not in node.window.group_by:
-            what = f"keyBy column {key} is not in the window's groupBy"
-            hint = "a group must be in one partition: add it to groupBy, or drop it from keyBy"
-            problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
-
-
-def _check_key(field: Field, path: str) -> list[Problem]:
-    """Arrays and structs have no canonical form for hashing or grouping."""
-    if not is_nested(field.type):
-        return []
-    what = f"column {field.name} is {type_to_ddl(field.type)}, which cannot be a key"
-    return [Problem(path, "NotAKey", what, "use a field or an element of it, with sql")]
+                problems += check_key(stream.schema.field(key), f"{path}.keyBy[{at}]")
 
 
 def _partitions(
-    node: OperatorSpec, inputs: Mapping[str, Stream], path: str, problems: list[Problem]
+    node: OperatorSpec,
+    kind: OperatorKind | None,
+    inputs: Mapping[str, Stream],
+    path: str,
+    problems: list[Problem],
 ) -> int:
-    if node.key_by:
+    if node.key_by or (kind is not None and kind.keys(0)):
         return node.partitions or 1
     counts = {s.partitions for s in inputs.values()}
-    inherited = counts.pop() if len(counts) == 1 and node.sql is not None else 1
+    inherits = kind is not None and kind.inherits_partitions
+    inherited = counts.pop() if len(counts) == 1 and inherits else 1
     wanted = node.partitions or inherited
     if wanted not in (1, inherited):
         what = f"{wanted} partitions without keyBy, of an input with {inherited}"
         hint = "name in keyBy the columns that rows are distributed by"
         problems.append(Problem(f"{path}.partitions", "PartitionsWithoutKeyBy", what, hint))
     return wanted
-
-
-def _window(
-    node: OperatorSpec,
-    window: WindowSpec,
-    inputs: Mapping[str, Stream],
-    path: str,
-    problems: list[Problem],
-) -> Schema | None:
-    for at, name in enumerate(node.inputs):
-        stream = inputs.get(name)
-        if stream is None or stream.schema is None:
-            continue
-        if stream.event_time is None:
-            problems.append(_no_event_time(name, stream, f"{path}.inputs[{at}]"))
-        elif stream.at_window_end is None:
-            problems.append(_two_event_times(name, f"{path}.inputs[{at}]"))
-    schema = _same_schema(inputs, f"{path}.inputs", problems)
-    groups = _groups(window, schema, path, problems)
-    aggregates = _aggregates(window, schema, path, problems)
-    if groups is None or aggregates is None:
-        return None
-    fields = [Field(c, Scalar.TIMESTAMP) for c in (START, END)] + groups + aggregates
-    lower = [f.name.lower() for f in fields]
-    twice = dict.fromkeys(n for n in lower if lower.count(n) > 1)
-    for column in twice:
-        what = f"column {column} occurs twice in the window's output"
-        hint = "its columns are window_start, window_end, groupBy and the aggregates"
-        problems.append(Problem(f"{path}.window", "DuplicateColumn", what, hint))
-    return None if twice else Schema(tuple(fields))
-
-
-def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
-    why = f": {stream.no_event_time}" if stream.no_event_time else ""
-    what = f"a window needs event time, and input {name} has none{why}"
-    hint = (
-        "set eventTime of the source, and output its column in every SELECT, under any name and "
-        "at the same position"
-    )
-    return Problem(path, "NoEventTime", what, hint)
-
-
-def _two_event_times(name: str, path: str) -> Problem:
-    what = (
-        f"input {name} mixes results of windows, whose event time is the end of the window, with "
-        "other rows"
-    )
-    hint = "write an sql operator for each of the two, and name both in the inputs of this window"
-    return Problem(path, "InputsDiffer", what, hint)
-
-
-def _same_schema(inputs: Mapping[str, Stream], path: str, problems: list[Problem]) -> Schema | None:
-    """The common schema of a window's inputs."""
-    if not inputs or any(s.schema is None for s in inputs.values()):
-        return None
-    (first, stream), *others = inputs.items()
-    for name, other in others:
-        if not _alike(stream, other):
-            what = f"inputs {first} and {name} differ in {_difference(stream, other)}"
-            hint = "give them the same columns, with a sql operator for each"
-            problems.append(Problem(path, "InputsDiffer", what, hint))
-            return None
-    return stream.schema
-
-
-def _difference(a: Stream, b: Stream) -> str:
-    if a.schema is not None and b.schema is not None and a.schema.names != b.schema.names:
-        return f"columns: {', '.join(a.schema.names)} and {', '.join(b.schema.names)}"
-    if a.event_time != b.event_time:
-        return f"event time: {a.event_time or 'none'} and {b.event_time or 'none'}"
-    return "types of columns"
-
-
-def _alike(a: Stream, b: Stream) -> bool:
-    if a.schema is None or b.schema is None or a.event_time != b.event_time:
-        return False
-    if a.schema.names != b.schema.names:
-        return False
-    pairs = ((x.type, y.type) for x, y in zip(a.schema, b.schema, strict=True))
-    return all(x is None or y is None or x == y for x, y in pairs)
-
-
-def _groups(
-    window: WindowSpec, schema: Schema | None, path: str, problems: list[Problem]
-) -> list[Field] | None:
-    fields: list[Field] = []
-    for at, column in enumerate(window.group_by):
-        if schema is None:
-            fields.append(Field(column, None))
-        elif column in schema.names:
-            fields.append(schema.field(column))
-            problems += _check_key(fields[-1], f"{path}.window.groupBy[{at}]")
-        else:
-            what, hint = f"unknown column {column}", nearest(column, schema.names)
-            where = f"{path}.window.groupBy[{at}]"
-            problems.append(Problem(where, "UnknownColumn", what, hint))
-    return fields if len(fields) == len(window.group_by) else None
-
-
-def _aggregates(
-    window: WindowSpec, schema: Schema | None, path: str, problems: list[Problem]
-) -> list[Field] | None:
-    where = f"{path}.window.aggregate"
-    try:
-        items = parse_aggregates(window.aggregate)
-    except InvalidSql as error:
-        problems += [p.at(where) for p in error.problems]
-        return None
-    if schema is None:
-        return [Field(item.alias, None) for item in items]
-    unknown = [f for item in items for f in unknown_columns(item.expression, schema)]
-    found = list(dict.fromkeys(unknown)) + [
-        Problem(
-            "",
-            "ReservedColumn",
-            f"column {i.alias} begins with __",
-            "rename it: names with __ are reserved",
-        )
-        for i in items
-        if i.alias.startswith("__")
-    ]
-    found += [p for item in items for p in type_problems(item, schema)]
-    problems += [p.at(where) for p in found]
-    if found:
-        return None
-    types = infer_types([item.expression for item in items], schema)
-    return [Field(item.alias, t) for item, t in zip(items, types, strict=True)]

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pydantic import BaseModel
 
 from rekindle.errors import Problem
+from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
     EventTimeSpec,
@@ -27,8 +28,7 @@ from rekindle.topology.windows.registry import unsupported_fields
 _HINT_PER_WINDOW = "leave it out: only the mode PerWindow uses it, which is not supported yet"
 _HINT_WINDOW = "use size, and slide for windows that overlap"
 
-_UNSUPPORTED_OPERATORS = ("join", "distinct", "python")
-_SUPPORTED_OPERATORS = " or ".join(k for k in OperatorSpec.KINDS if k not in _UNSUPPORTED_OPERATORS)
+_SUPPORTED_OPERATORS = " or ".join(KINDS)
 
 
 def _unsupported_kinds(spec: type[BaseModel], what: str) -> dict[str, tuple[str, str]]:
@@ -65,7 +65,8 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     },
     OperatorSpec: {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
-        for kind in _UNSUPPORTED_OPERATORS
+        for kind in OperatorSpec.KINDS
+        if kind not in KINDS
     },
     WindowSpec: {
         field: (f"a window by {WindowSpec.name_of(field)}", _HINT_WINDOW)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
 
 from rekindle.topology.model import Input, Node, Segment, Topology
-from rekindle.topology.spec import SourceSpec, WindowSpec
-from rekindle.topology.windows.registry import windows_of
+from rekindle.topology.operators.registry import kind_of
+from rekindle.topology.spec import SourceSpec
 
 _MIB = 1024**2
 
@@ -58,14 +57,8 @@ def describe_node(node: Node) -> str:
         _, options = spec.kind
         description = options.describe()
         return f"{description}, event time {node.event_time}" if node.event_time else description
-    match spec.definition:
-        case str() as sql:
-            return " ".join(sql.split())
-        case WindowSpec() as window:
-            keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
-            return f"window {windows_of(window).describe()}{keys}: {window.aggregate}"
-        case unknown:
-            assert_never(unknown)
+    kind = kind_of(spec)
+    return kind.describe() if kind is not None else ""
 
 
 def box_lines(topology: Topology, segment: Segment) -> tuple[str, ...]:

@@ -55,6 +55,11 @@ class Call:
     has_arguments: bool
 
 
+def quote(name: str) -> str:
+    """A name as a Spark identifier."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def parse(sql: str) -> exp.Expr:
     """The single statement of `sql`; raises InvalidSql with line and column."""
     try:

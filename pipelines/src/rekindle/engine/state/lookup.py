@@ -1,0 +1,213 @@
+"""Finds rows of a table that keeps its rows: by hash and time, or by time alone. Pure.
+
+Finding costs a binary search in each run for each row that asks, not the rows of the table. It
+gives ranges of rows, so that many matches of one row take no memory until they are read.
+
+Design: docs/decisions/0056-operators-and-tables.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from rekindle.engine.state.operator import OperatorState, overlaps, pages_of
+from rekindle.engine.state.remote import prioritize
+from rekindle.engine.state.runs import (
+    Int64s,
+    Run,
+    RunShape,
+    Uint64s,
+    bucket_of,
+    sort,
+    take_rows,
+)
+
+SHORT_ROWS = 8
+"""Rows of one hash, up to which their times are compared one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What is looked for: rows of a hash, with times from `low` to `high`, both included."""
+
+    hashes: Uint64s
+    low: Int64s
+    high: Int64s
+
+
+@dataclass(frozen=True)
+class Found:
+    """Ranges of rows: for probe `probe[i]` the `lengths[i]` rows of `runs[run[i]]` from `first[i]`
+    on; ordered by probe. A short range may have rows of other times."""
+
+    probes: Probes
+    runs: Sequence[Run]
+    probe: Int64s
+    run: Int64s
+    first: Int64s
+    lengths: Int64s
+
+    @cached_property
+    def ends(self) -> Int64s:
+        """How many rows there are in all ranges through each."""
+        return np.cumsum(self.lengths)
+
+    def portions(self, most: int) -> Iterator[tuple[Int64s, Int64s]]:
+        """Each row that was found: its probe, and its number in the concatenation of `runs`;
+        ordered by (probe, time, number of the row). In portions of about `most` rows, with all
+        rows of each probe."""
+        begin = 0
+        while begin < len(self.probe):
+            done = self.ends[begin - 1] if begin else 0
+            end = max(begin + 1, int(np.searchsorted(self.ends, done + most, "right")))
+            end = int(np.searchsorted(self.probe, self.probe[end - 1], "right"))
+            yield self._expanded(begin, end)
+            begin = end
+
+    def _expanded(self, begin: int, end: int) -> tuple[Int64s, Int64s]:
+        lengths = self.lengths[begin:end]
+        offsets = np.cumsum(lengths) - lengths
+        within = np.arange(int(lengths.sum())) - np.repeat(offsets, lengths)
+        probe = np.repeat(self.probe[begin:end], lengths)
+        run = np.repeat(self.run[begin:end], lengths)
+        row = np.repeat(self.first[begin:end], lengths) + within
+        times, numbers = np.empty_like(row), np.empty_like(row)
+        by_run = np.argsort(run, kind="stable")
+        bounds = np.searchsorted(run[by_run], np.arange(len(self.runs) + 1))
+        for at in np.flatnonzero(np.diff(bounds)).tolist():
+            of_run = by_run[bounds[at] : bounds[at + 1]]
+            times[of_run] = self.runs[at].times[row[of_run]]
+            numbers[of_run] = self.runs[at].numbers[row[of_run]]
+        starts = np.cumsum([0, *(r.rows for r in self.runs)])
+        in_time = (times >= self.probes.low[probe]) & (times <= self.probes.high[probe])
+        order = np.lexsort((numbers, times, probe))
+        order = order[in_time[order]]
+        return probe[order], (starts[run] + row)[order]
+
+    def rows(self, chosen: Int64s) -> pa.Table:
+        """The rows with these numbers (`portions`)."""
+        return take_rows([run.table for run in self.runs], chosen)
+
+
+def find(state: OperatorState, slice_us: int, probes: Probes) -> Found:
+    """The rows that are looked for. Waits for runs that are not available, if they may have any."""
+    order = np.argsort(probes.hashes, kind="stable")
+    ordered = Probes(probes.hashes[order], probes.low[order], probes.high[order])
+    runs: list[Run] = []
+    parts: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
+    for run, seq in _touched(state, slice_us, ordered.low, ordered.high):
+        found = _find_in_run(run, slice_us, ordered, state.first_live_pane_us)
+        if seq is not None:
+            found = [_not_folded(state, seq, pane, ordered.hashes, part) for pane, part in found]
+        else:
+            found = [part for _, part in found]
+        found = [part for part in found if len(part[0])]
+        parts += [(p, np.full(len(p), len(runs)), first, length) for p, first, length in found]
+        runs += [run] if found else []
+    if not parts:
+        none = np.zeros(0, dtype=np.int64)
+        return Found(probes, (), none, none, none, none)
+    probe, at, first, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
+    probe = order[probe]
+    by_probe = np.argsort(probe, kind="stable")
+    return Found(probes, runs, probe[by_probe], at[by_probe], first[by_probe], lengths[by_probe])
+
+
+def between(shape: RunShape, state: OperatorState, slice_us: int, low: int, high: int) -> pa.Table:
+    """The rows with times from `low` to `high`, both included, in the order of runs."""
+    bounds = np.array([low], dtype=np.int64), np.array([high], dtype=np.int64)
+    tables = [shape.schema.empty_table()]
+    for run, seq in _touched(state, slice_us, *bounds):
+        for pane, first, end in run.panes_at:
+            if pane < state.first_live_pane_us or pane + slice_us <= low or pane > high:
+                continue
+            times = run.times[first:end]
+            chosen = np.flatnonzero((times >= low) & (times <= high)) + first
+            if seq is not None and len(chosen):
+                buckets = bucket_of(run.hashes[chosen])
+                page = pages_of(state, np.full(len(chosen), pane), buckets)
+                chosen = chosen[state.folded_through[page] < seq]
+            if len(chosen):
+                tables.append(run.table.take(pa.array(chosen)))
+    return sort(pa.concat_tables(tables))
+
+
+def _touched(
+    state: OperatorState, slice_us: int, low: Int64s, high: Int64s
+) -> list[tuple[Run, int | None]]:
+    """The runs that may have rows of these times; of a delta also its number."""
+    if not len(low):
+        return []
+    first = max(int(low.min()) - slice_us + 1, state.first_live_pane_us)
+    end = int(high.max()) + 1
+    runs: list[tuple[Run, int | None]] = [
+        *((page.run, None) for page in state.pages if page.run is not None),
+        *((delta.run, delta.seq) for delta in state.deltas),
+    ]
+    touched = [(run, seq) for run, seq in runs if overlaps(run, first, end)]
+    prioritize(run for run, _ in touched if not run.is_available)
+    return touched
+
+
+_Part = tuple[Int64s, Int64s, Int64s]
+"""Probes, the first row of each, and how many rows it has."""
+
+
+def _find_in_run(
+    run: Run, slice_us: int, probes: Probes, first_live: int
+) -> list[tuple[int, _Part]]:
+    """By pane that is live. The probes are ordered by hash."""
+    found = []
+    hashes = run.hashes
+    for pane, first, end in run.panes_at:
+        if pane < first_live:
+            continue
+        low = int(np.searchsorted(probes.hashes, hashes[first]))
+        high = int(np.searchsorted(probes.hashes, hashes[end - 1], "right"))
+        if low == high:
+            continue
+        wanted = slice(low, high)
+        rows = hashes[first:end]
+        begin = np.searchsorted(rows, probes.hashes[wanted])
+        after = np.searchsorted(rows, probes.hashes[wanted], "right")
+        touched = (probes.low[wanted] < pane + slice_us) & (probes.high[wanted] >= pane)
+        at = np.flatnonzero((begin < after) & touched)
+        if not len(at):
+            continue
+        begin, lengths = begin[at] + first, (after - begin)[at]
+        at += low
+        if int(lengths.max()) > SHORT_ROWS:
+            times, after = run.times, begin + lengths
+            begin = _bisect(times, begin, after, probes.low[at], or_equal=False)
+            lengths = _bisect(times, begin, after, probes.high[at], or_equal=True) - begin
+        found.append((pane, (at, begin, lengths)))
+    return found
+
+
+def _bisect(
+    values: Int64s, begin: Int64s, end: Int64s, bounds: Int64s, *, or_equal: bool
+) -> Int64s:
+    """For each range of `values`, in which they ascend, the first index of a value above its bound,
+    or with `or_equal=False` at it or above."""
+    begin, end = begin.copy(), end.copy()
+    while len(left := np.flatnonzero(begin < end)):
+        middle = (begin[left] + end[left]) // 2
+        found = values[middle]
+        before = found <= bounds[left] if or_equal else found < bounds[left]
+        begin[left] = np.where(before, middle + 1, begin[left])
+        end[left] = np.where(before, end[left], middle)
+    return begin
+
+
+def _not_folded(state: OperatorState, seq: int, pane: int, hashes: Uint64s, part: _Part) -> _Part:
+    """Without ranges of rows of a delta that are folded into a page."""
+    probe, first, lengths = part
+    page = pages_of(state, np.full(len(probe), pane), bucket_of(hashes[probe]))
+    kept: npt.NDArray[np.bool_] = state.folded_through[page] < seq
+    return part if kept.all() else (probe[kept], first[kept], lengths[kept])

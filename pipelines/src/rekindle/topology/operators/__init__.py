@@ -1,0 +1,1 @@
+"""The kinds of operators: `registry` lists them, `kind` is their interface."""

@@ -1,0 +1,87 @@
+"""The interface of operator kinds: what validation, compilation and drawings need to know of one.
+
+What an operator computes is in `rekindle.engine.operators`.
+
+Design: docs/decisions/0056-operators-and-tables.md, docs/design/compilation.md#event-time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from rekindle.errors import Problem
+from rekindle.topology.schema import Field, Schema, is_nested, type_to_ddl
+from rekindle.topology.spec import OperatorSpec
+from rekindle.topology.windows.kind import Windows
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A node's output. `schema` is None if it is unknown, for which a problem is reported."""
+
+    schema: Schema | None
+    event_time: str | None
+    partitions: int = 1
+    no_event_time: str = ""
+    """Why there is no event time, if there is none."""
+    at_window_end: bool | None = False
+    """Whether event time is the end of a window, which is exclusive; None: for some rows only."""
+
+
+@dataclass(frozen=True)
+class OperatorKind(ABC):
+    """An operator that has the field of this kind (`OperatorSpec.KINDS`)."""
+
+    node: OperatorSpec
+
+    has_state: ClassVar[bool] = True
+    inherits_partitions: ClassVar[bool] = False
+    """Whether it has the partitions of its input, if it has neither keys nor `partitions`."""
+
+    def check(self, path: str) -> Iterator[Problem]:
+        """Problems of the kind's fields; `path`: of the operator."""
+        yield from ()
+
+    @abstractmethod
+    def derive(self, inputs: Mapping[str, Stream], path: str, problems: list[Problem]) -> Stream:
+        """Its output, but for `partitions`, from those of its inputs that are known; adds the
+        problems of its columns."""
+        ...
+
+    def keys(self, input: int) -> tuple[str, ...]:
+        """The columns of the input with this index by whose hash its rows are distributed over the
+        partitions; (): they are not."""
+        return self.node.key_by
+
+    def fuses_with_input(self) -> bool:
+        """Whether it may run in the segment of its only input, if partitions and replicas agree."""
+        return not self.node.key_by
+
+    @abstractmethod
+    def describe(self) -> str:
+        """What it does, for a drawing."""
+        ...
+
+    def windows(self) -> Windows | None:
+        """The windows whose results are its rows; None: they are not results of windows."""
+        return None
+
+    def reach_us(self) -> int:
+        """How much later than a row that it lacks is the event time of the last row of its output
+        that may lack something for it."""
+        return 0
+
+
+def common(values: list[str | None]) -> str | None:
+    return values[0] if values and all(v == values[0] for v in values) else None
+
+
+def check_key(field: Field, path: str) -> list[Problem]:
+    """Arrays and structs have no canonical form for hashing or grouping."""
+    if not is_nested(field.type):
+        return []
+    what = f"column {field.name} is {type_to_ddl(field.type)}, which cannot be a key"
+    return [Problem(path, "NotAKey", what, "use a field or an element of it, with sql")]
