@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from rekindle.consistency import states
 from rekindle.consistency.states import ConsistencyEvent
-from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import BatchKind
 from rekindle.streams.wire import LivePosition
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle.transitions import StateMachine
 from rekindle_testing.simulation.coverage import (
     CELLS,

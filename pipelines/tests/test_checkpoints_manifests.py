@@ -39,7 +39,7 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.garbage import find_garbage
-from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
+from rekindle.checkpoints.manifest import Entry, Manifest, QueryStart
 from rekindle.checkpoints.manifests import FULL_SCAN_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -47,7 +47,7 @@ from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
 

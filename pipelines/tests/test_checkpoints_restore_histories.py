@@ -26,7 +26,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store, UnreadableObject
@@ -40,7 +40,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import WindowShape, advance
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import Retry
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState

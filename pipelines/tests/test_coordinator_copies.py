@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
-from rekindle.coordinator.model import Partition
 from rekindle.protocol import TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 
 MID = Partition("mid", 0)

@@ -14,7 +14,7 @@ from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, D
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.checkpoints.committer import Committer
-from rekindle.coordinator.model import Partition, Pod
+from rekindle.coordinator.model import Pod
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.protocol import (
     Contained,
@@ -25,7 +25,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.digest import chain_digest, chained_digest_from
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 

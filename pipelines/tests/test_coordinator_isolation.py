@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.coordinator.model import Pod, partition_of
+from rekindle.coordinator.model import Pod
 from rekindle.coordinator.tasks.membership import (
     MAX_SILENCE_S,
     Membership,
@@ -18,7 +18,7 @@ from rekindle.coordinator.tasks.membership import (
     coordinator_is_isolated,
 )
 from rekindle.protocol import STREAM_PORT, PollResponse, TaskPhase, TaskRef
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Slot, partition_of
 
 SOURCES = Slot("src", 0, 0), Slot("src", 1, 0)
 READER = Slot("left", 0, 0)

@@ -18,11 +18,12 @@ from coordinator_world import DIAMOND, World, started
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
-from rekindle.coordinator.model import Generation, Partition
+from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import build_graph
-from rekindle.topology.model import Slot
+from rekindle.protocol import EntryRef
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import (
     SimulatedSegment,
     make_generation,

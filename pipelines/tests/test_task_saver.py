@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 from state_parts import of_runs
 
-from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
+from rekindle.checkpoints.manifest import Entry, Manifest
 from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.model import Partition
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.tasks.graph import Graph
+from rekindle.protocol import EntryRef
 from rekindle.streams.epochs import NO_EPOCH, EpochInput
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Partition
 from rekindle_testing.simulation.values import Expected, FoldedState, values_in, watermark_of
 from rekindle_testing.simulation.witnesses import Witnesses
 from rekindle_testing.simulation.wrong_results import WrongResults

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from rekindle.coordinator.model import Partition
 from rekindle.engine.bounds import CallBounds, CallBuilder
 from rekindle.exchange.routing import partitions_read
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import EpochInput
 from rekindle.streams.reader_core import Subscription
 from rekindle.task.core.inputs import StreamsCore, released_epoch, released_in_s
-from rekindle.topology.model import Segment
+from rekindle.topology.model import Partition, Segment
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.reading import Listener, SimulatedReader
 from rekindle_testing.simulation.scheduler import Process

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from random import Random
 
 from rekindle import names
-from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted

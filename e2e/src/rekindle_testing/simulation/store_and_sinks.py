@@ -14,10 +14,10 @@ from typing import Any
 from rekindle.checkpoints.codec import entry_name, manifest_name
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.model import Partition
 from rekindle.objects import ObjectInfo
 from rekindle.protocol import EntryRef
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Partition
 from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults

@@ -20,7 +20,6 @@ from rekindle.consistency.messages import (
     ResumeStable,
     StopLive,
 )
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.errors import DifferentResults, ObjectMissing
@@ -67,6 +66,7 @@ from rekindle.task.core.supervisor import (
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Partition, partition_of
 from rekindle_testing.simulation.inputs import (
     READ_AHEAD_BYTES,
     SimulatedInputs,

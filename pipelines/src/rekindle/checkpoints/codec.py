@@ -26,8 +26,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from rekindle.checkpoints.manifest import Entry, EntryRef, Gap, Manifest, QueryStart
+from rekindle.checkpoints.manifest import (
+    Entry,
+    Gap,
+    Manifest,
+    QueryStart,
+)
 from rekindle.objects import to_json
+from rekindle.protocol import EntryRef
 
 FORMAT = 3
 """Of manifests and entries. Incremented when older releases would misread them, but not for an

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rekindle.protocol import EntryRef as EntryRef
+from rekindle.protocol import EntryRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from rekindle.checkpoints.codec import (
     parse_entry_name,
 )
 from rekindle.checkpoints.fetching import PARALLEL, PARALLEL_BYTES, Fetch
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.run_objects import RunObjects
 from rekindle.checkpoints.store import StateObjects, UnreadableObject
 from rekindle.engine.model import State, operator_of
@@ -40,6 +40,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
 from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
+from rekindle.protocol import EntryRef
 
 OBJECT_BYTES = 8 << 20
 """Size of an object's runs in memory; PARALLEL of them are in memory at a time."""

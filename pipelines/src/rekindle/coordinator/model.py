@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.protocol import RestorePoint
 from rekindle.report import Report
-from rekindle.topology.model import Partition as Partition
-from rekindle.topology.model import Slot, Topology
-from rekindle.topology.model import partition_of as partition_of
+from rekindle.topology.model import Partition, Slot, Topology
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.model import State
 from rekindle.errors import ObjectMissing, RekindleError
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshot
 from rekindle.task.state import TaskState

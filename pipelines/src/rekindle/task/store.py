@@ -13,7 +13,7 @@ import logging
 from rekindle.checkpoints.codec import CheckpointName, SpilledLogName, input_identity_name
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.lent import LentState
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import StateObjects, Store
 from rekindle.connectors.input_identity import (
@@ -25,7 +25,7 @@ from rekindle.connectors.input_identity import (
 from rekindle.engine.model import State, operator_of
 from rekindle.engine.version import engine_version
 from rekindle.errors import SchemaMismatch, StoreError
-from rekindle.protocol import Endpoint, RestorePoint
+from rekindle.protocol import Endpoint, EntryRef, RestorePoint
 from rekindle.streams.digest import chained_digest_from
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig

@@ -28,9 +28,8 @@ from dataclasses import dataclass, field, replace
 
 from rekindle.coordinator.agreement.disputes import Dispute, DisputeEvent, Result
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 _MAX_EPOCHS = 64  # the newest ones, whose digests are kept for each computation
 _STATE_WAIT_EPOCHS = 16  # a checkpoint is saved within so many epochs

@@ -22,12 +22,12 @@ from rekindle.coordinator.agreement.results import (
     have_same_digests,
 )
 from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Committer
-from rekindle.coordinator.model import Generation, Partition, partition_of
+from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import EntryRef, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Segment, Slot
+from rekindle.topology.model import Partition, Segment, Slot, partition_of
 
 
 class Containment:

@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from rekindle.backoff import Backoff, BackoffPolicy
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.checkpoints.new_generation import Written, start_generation
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
@@ -28,16 +28,15 @@ from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
     Generation,
-    Partition,
     ReadNewestManifest,
     StepDown,
     WriteManifest,
-    partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph
+from rekindle.protocol import EntryRef
 from rekindle.report import CheckpointProblem, CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 _BACKOFF = BackoffPolicy(first_s=0.5, longest_s=8.0)
 _STALLED_S = 30.0

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.model import Partition
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
-from rekindle.protocol import TaskPhase
+from rekindle.protocol import EntryRef, TaskPhase
+from rekindle.topology.model import Partition
 
 Refs = tuple[EntryRef, ...]
 """Of one partition, newest first."""

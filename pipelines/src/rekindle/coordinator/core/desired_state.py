@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
-from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.lending import may_be_live
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
 from rekindle.coordinator.tasks.routes import partner, saver, upstreams
 from rekindle.protocol import Partner, PollRequest, RestorePoint, TaskPhase, TaskRef
+from rekindle.topology.model import Partition
 
 
 def ask_only(topology: str, fence: int, boot: str, generation: int, task: Task) -> PollRequest:

@@ -33,13 +33,11 @@ from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
     Generation,
-    Partition,
     Pod,
     PollNow,
     ReportRestorePoint,
     StepDown,
     WriteManifest,
-    partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.input_gaps import InputGaps
@@ -54,7 +52,7 @@ from rekindle.coordinator.tasks.routes import (
 from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskPhase
 from rekindle.report import CheckpointProblem
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Segment, Slot
+from rekindle.topology.model import Partition, Segment, Slot, partition_of
 
 DISCOVERY_TIMEOUT_S = 3.0
 """How long a new coordinator waits for tasks that may run but do not respond."""

@@ -14,12 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.model import Partition
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
 from rekindle.identity import LENDING_PROTOCOL
-from rekindle.protocol import Endpoint, RestorePoint, TaskPhase
-from rekindle.topology.model import Slot
+from rekindle.protocol import Endpoint, EntryRef, RestorePoint, TaskPhase
+from rekindle.topology.model import Partition, Slot
 
 MAX_ATTEMPTS = 2
 """Starts from lent states, of one incarnation, that ended before it was Live."""

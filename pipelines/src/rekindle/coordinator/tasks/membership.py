@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.coordinator.model import Partition, Pod, partition_of
+from rekindle.coordinator.model import Pod
 from rekindle.identity import STREAM_VERSIONS, stream_conflict
 from rekindle.protocol import STREAM_PORT, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 MIN_SILENCE_S = 1.5
 """No task is suspected before this time."""

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import ConsistencyState, Endpoint, Partner, PollResponse, TaskPhase, Upstream
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
 """Lags are only compared by these steps, so that readers do not switch between similar ones."""
