@@ -31,9 +31,9 @@ from rekindle.task.state import TaskState
 
 OBJECTS_AT_ONCE = 4
 """Objects that are in memory while they are sent, to all partners."""
-CALL_S = 5.0
+CALL_S = 10.0
 """How long a lender may send nothing."""
-SILENT_S = 10.0
+SILENT_S = 15.0
 """A lender that has not responded for so long is lost."""
 _BUSY = 500  # from this status on, another attempt may succeed
 
