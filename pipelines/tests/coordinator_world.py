@@ -34,7 +34,10 @@ from rekindle_testing.fixtures.simulated_task import SimulatedTask
 class World:
     """Tasks, a store and one current coordinator (older ones may still run)."""
 
-    def __init__(self, parts: Sequence[SimulatedSegment], interval_epochs: int = 4) -> None:
+    def __init__(
+        self, parts: Sequence[SimulatedSegment], interval_epochs: int = 4, lends: bool = False
+    ) -> None:
+        self.lends = lends  # whether tasks lend and borrow states
         self.generation = make_generation(parts, interval_epochs=interval_epochs)
         self.graph: Graph = build_graph(self.generation.topology)
         self.inputs = dict(self.graph.inputs)  # of older generations too
@@ -68,6 +71,7 @@ class World:
         self.tasks[slot] = SimulatedTask(
             slot, self.incarnations[slot], self.entries, self.interval_epochs
         )
+        self.tasks[slot].can_lend = self.lends
         self.list_pods()
         return self.tasks[slot]
 
@@ -304,7 +308,9 @@ class World:
             positions = [oldest_epoch(newest.entries[partition.key])]
             positions += [t.state_epoch for t in self.serving(partition)]
             for source in self.graph.inputs[partition]:
-                bases = [t.log_base - 1 for t in self.serving(source)]
+                # Others leave to these what is not in their logs.
+                complete = [t for t in self.serving(source) if t.core.status.may_be_live]
+                bases = [t.log_base - 1 for t in complete]
                 bases.append(oldest_epoch(newest.entries[source.key]))
                 if max(bases) > min(positions):
                     found.append(
@@ -352,8 +358,8 @@ DIAMOND = (
 
 
 @copy_of_one_build
-def started(epochs: int = 10) -> World:
-    world = World(DIAMOND)
+def started(epochs: int = 10, lends: bool = False) -> World:
+    world = World(DIAMOND, lends=lends)
     world.start_all()
     world.run_epochs(epochs)
     return world

@@ -460,16 +460,14 @@ def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
 def test_the_results_of_a_wrong_lender_are_never_committed(lag: int) -> None:
     """Replica 0 is wrong, 1 is right and some epochs behind, 2 borrows the state of 0."""
     parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=3, query=True)]
-    world = World(parts)
+    world = World(parts, lends=True)
     world.start_all()
-    for task in world.tasks.values():
-        task.can_lend = True
     world.run_epochs(9)
     lender, other, copy = (by.slot for by in (LENDER, OTHER, COPY))
     world.tasks[lender].corruption = "!"
     world.kill(copy)
     world.run_while_stuck(other, 1)
-    world.start_task(copy).can_lend = True
+    world.start_task(copy)
     world.run_while_stuck(other, 1 + lag)
     assert world.tasks[copy].core.status.lent_from is not None
     assert world.tasks[copy].state_corruption == "!"
@@ -485,13 +483,11 @@ def test_the_results_of_a_wrong_lender_are_never_committed(lag: int) -> None:
 def world_with_copy(lender: Slot, copy: Slot) -> World:
     """A replica was lost, and has just started from the state of the other one."""
     parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
-    world = World(parts)
+    world = World(parts, lends=True)
     world.start_all()
-    for task in world.tasks.values():
-        task.can_lend = True
     world.run_epochs(9)
     world.kill(copy)
-    world.start_task(copy).can_lend = True
+    world.start_task(copy)
     world.run_while_stuck(copy, 2)
     assert world.tasks[copy].core.status.lent_from is not None
     return world

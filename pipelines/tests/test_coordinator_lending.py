@@ -25,20 +25,13 @@ def live_world(replicas: int = 2) -> World:
             SimulatedSegment("src"),
             SimulatedSegment("mid", ("src",), replicas=replicas, query=True),
             SimulatedSegment("end", ("mid",), query=True),
-        ]
+        ],
+        lends=True,
     )
     world.start_all()
-    for task in world.tasks.values():
-        task.can_lend = True
     world.run_epochs(9)
     assert all(t.phase is TaskPhase.LIVE for t in world.tasks.values())
     return world
-
-
-def replace_task(world: World, slot: Slot = LOST) -> SimulatedTask:
-    task = world.start_task(slot)
-    task.can_lend = True
-    return task
 
 
 def poll_of(world: World, slot: Slot = LOST) -> PollRequest:
@@ -49,7 +42,7 @@ def poll_of(world: World, slot: Slot = LOST) -> PollRequest:
 
 def borrower(world: World) -> SimulatedTask:
     """A replica was lost, and its successor starts with the partner's state."""
-    task = replace_task(world)
+    task = world.start_task(LOST)
     world.poll_rounds(4)
     assert task.core.status.lent_from is not None
     return task
@@ -68,7 +61,7 @@ def test_a_lost_replica_begins_with_the_state_of_its_partner() -> None:
 
 def test_the_restore_point_names_the_lender() -> None:
     world = live_world()
-    task = replace_task(world)
+    task = world.start_task(LOST)
     world.poll_rounds(4)
     points = [poll.restore for poll in task.polls if poll.restore is not None]
     assert len(points) == 1
@@ -131,7 +124,7 @@ def test_nothing_is_lent_while_an_older_entry_is_kept() -> None:
     world.run_epochs(32)
     refs = world.store[-1].entries["mid/0"]
     assert len(refs) > 1
-    task = replace_task(world)
+    task = world.start_task(LOST)
     world.poll_rounds(4)
     assert task.core.status.lent_from is None
     assert task.restored_from == refs[-1].epoch
@@ -154,7 +147,7 @@ def test_a_partner_that_cannot_lend_is_not_asked(why: str) -> None:
             world.work(SRC, 40)
             partner.head_advanced(world.head)
     world.poll_rounds(1)
-    task = replace_task(world)
+    task = world.start_task(LOST)
     world.poll_rounds(3)
     assert task.restored_from is not None
     assert task.core.status.lent_from is None
@@ -163,6 +156,7 @@ def test_a_partner_that_cannot_lend_is_not_asked(why: str) -> None:
 def test_a_task_of_an_older_release_restores_from_the_store() -> None:
     world = live_world()
     task = world.start_task(LOST)
+    task.can_lend = False
     world.poll_rounds(3)
     assert task.restored_from is not None
     assert task.core.status.lent_from is None
@@ -171,7 +165,7 @@ def test_a_task_of_an_older_release_restores_from_the_store() -> None:
 def test_a_partner_that_does_not_lend_is_not_waited_for_for_long() -> None:
     world = live_world()
     world.tasks[PARTNER].ignores_polls = True
-    task = replace_task(world)
+    task = world.start_task(LOST)
     world.poll_rounds(int(ANSWER_S / 0.25) - 2)
     assert task.restored_from is None
     world.poll_rounds(8)
@@ -235,7 +229,7 @@ def test_it_goes_on_if_another_one_has_taken_the_place_of_its_lender() -> None:
     world.poll_rounds(1)
     world.kill(PARTNER)
     world.poll_rounds(8)
-    successor = replace_task(world, PARTNER)
+    successor = world.start_task(PARTNER)
     boot = task.boot
     world.run_epochs(30)
     assert task.boot == boot
@@ -268,7 +262,7 @@ def test_the_lender_goes_on_to_save_checkpoints() -> None:
 
 def test_a_successor_in_a_planned_move_borrows_from_the_task_itself() -> None:
     world = live_world(replicas=1)
-    task = replace_task(world, LOST.alternate)
+    task = world.start_task(LOST.alternate)
     world.poll_rounds(4)
     assert task.core.status.lent_from is not None
     world.run_epochs(12)

@@ -8,7 +8,7 @@ from state_parts import count_state
 
 from rekindle.protocol import RestorePoint
 from rekindle.task.core.lending import LEND_S, LendingCore
-from rekindle.task.core.snapshots import Holder, Snapshots
+from rekindle.task.core.snapshots import Snapshots
 from rekindle.task.state import TaskState
 
 
@@ -17,10 +17,7 @@ def state(epoch: int) -> TaskState:
 
 
 def lending(snapshots: Snapshots | None = None, boot: str = "b1") -> LendingCore:
-    kept = snapshots or Snapshots()
-    return LendingCore(
-        boot, lambda s: kept.take(Holder.PARTNER, s), lambda snapshot: kept.release(snapshot.name)
-    )
+    return LendingCore(boot, snapshots or Snapshots())
 
 
 def test_the_newest_state_is_lent_once_a_poll_asks_for_it() -> None:

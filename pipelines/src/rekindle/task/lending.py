@@ -17,7 +17,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Protocol
 
 from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.store import UnreadableObject
@@ -27,27 +26,16 @@ from rekindle.protocol import Endpoint, PollRequest, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.io_thread import CallThread
 from rekindle.streams.wire import LENT_PATH, MAX_ERROR_BYTES, MessageIdentity, lent_object
-from rekindle.task.core.lending import LendingCore
-from rekindle.task.core.snapshots import Snapshot
+from rekindle.task.core.lending import LendingCore, SnapshotKeeper
 from rekindle.task.state import TaskState
 
 OBJECTS_AT_ONCE = 4
 """Objects that are in memory while they are sent, to all partners."""
-CALL_S = 5.0
+CALL_S = 10.0
 """How long a lender may send nothing."""
-SILENT_S = 10.0
+SILENT_S = 15.0
 """A lender that has not responded for so long is lost."""
 _BUSY = 500  # from this status on, another attempt may succeed
-
-
-class SnapshotKeeper(Protocol):
-    """Keeps named snapshots: the saver of the task."""
-
-    def pin(self, state: TaskState) -> Snapshot:
-        """Raises SnapshotsFull."""
-        ...
-
-    def unpin(self, snapshot: Snapshot) -> None: ...
 
 
 class StateLender:
@@ -64,7 +52,7 @@ class StateLender:
         this name."""
         self.newest: RestorePoint | None = None
         self._state = state
-        self._core = LendingCore(boot_id, snapshots.pin, snapshots.unpin)
+        self._core = LendingCore(boot_id, snapshots)
         self._lock = threading.Lock()
         self._describe = describe
         self._described: LentState | None = None  # the one that was read last

@@ -352,7 +352,7 @@ class TaskRuntime:
         boot_id = self.status.boot_id
         lender = StateLender(boot_id, lambda: loop.state, saver, self._store.lent_state)
         self._server.serve_lent(lender.read)
-        self.status.lent = lambda: lender.newest
+        self.status.lending = lender
         return Running(
             log,
             started.inputs,

@@ -82,14 +82,14 @@ class CheckpointSaver:
         with self._changed:
             return self._core.snapshots.held(newest)
 
-    def pin(self, state: TaskState) -> Snapshot:
-        """Keep a state for a partner. Raises SnapshotsFull."""
+    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+        """Keep a state that is lent. Raises SnapshotsFull."""
         with self._changed:
-            return self._core.snapshots.take(Holder.PARTNER, state)
+            return self._core.snapshots.take(holder, state)
 
-    def unpin(self, snapshot: Snapshot) -> None:
+    def release(self, name: str) -> None:
         with self._changed:
-            self._core.snapshots.release(snapshot.name)
+            self._core.snapshots.release(name)
 
     def done(self) -> tuple[EntryRef, ...]:
         """Saved and not yet committed, oldest first."""

@@ -103,15 +103,23 @@ class Lending:
     ) -> list[Task]:
         """Tasks that have to start again: they may not be Live, and for ALONE_S no other replica of
         their partition has responded that may be, or will restore an entry of the store."""
-        responding = [t for t in tasks if t.response is not None and not is_suspected(t)]
-        waiting = [t for t in responding if t.phase.serves and not may_be_live(t, manifest)]
+        waiting = [
+            task
+            for task in tasks
+            if task.lent_from is not None
+            and task.phase.serves
+            and not may_be_live(task, manifest)
+            and not is_suspected(task)
+        ]
         partitions = {task.partition for task in waiting}
         others: set[Partition] = {
             task.partition
-            for task in responding
+            for task in (tasks if waiting else ())
             if task.partition in partitions
+            and task.response is not None
             and task.phase not in _ENDS
             and may_be_live(task, manifest)
+            and not is_suspected(task)
         }
         alone = [task for task in waiting if task.partition not in others]
         since = {task.slot: self._alone_since.get(task.slot, now) for task in alone}

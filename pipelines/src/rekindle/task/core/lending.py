@@ -9,16 +9,26 @@ Design: docs/design/lent-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from rekindle.checkpoints.codec import LENT
 from rekindle.protocol import RestorePoint
-from rekindle.task.core.snapshots import Snapshot, SnapshotsFull
+from rekindle.task.core.snapshots import Holder, Snapshot, SnapshotsFull
 from rekindle.task.state import TaskState
 
 LEND_S = 30.0
 """How long a state is lent after it was read the last time."""
+
+
+class SnapshotKeeper(Protocol):
+    """`Snapshots`, or what guards them."""
+
+    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+        """Raises SnapshotsFull."""
+        ...
+
+    def release(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -34,16 +44,9 @@ class _Lent:
 class LendingCore:
     """The states that one boot of a task lends."""
 
-    def __init__(
-        self,
-        boot_id: str,
-        take: Callable[[TaskState], Snapshot],
-        release: Callable[[Snapshot], None],
-    ) -> None:
-        """`take`: keep a state; raises SnapshotsFull."""
+    def __init__(self, boot_id: str, snapshots: SnapshotKeeper) -> None:
         self._boot_id = boot_id
-        self._take = take
-        self._release = release
+        self._snapshots = snapshots
         self._lent: dict[str, _Lent] = {}  # by name, oldest first
 
     @property
@@ -64,9 +67,10 @@ class LendingCore:
         if state.epoch < not_before or (newest is not None and newest.epoch >= not_before):
             return
         try:
-            self._lent[f"{LENT}{self._boot_id}/{state.epoch}"] = _Lent(self._take(state), now)
+            snapshot = self._snapshots.take(Holder.PARTNER, state)
         except SnapshotsFull:
             return  # the coordinator does not wait for long
+        self._lent[f"{LENT}{self._boot_id}/{state.epoch}"] = _Lent(snapshot, now)
 
     def read(self, name: str, now: float) -> TaskState | None:
         """The state of an entry, of which a part is read; None if it is not lent any more."""
@@ -82,4 +86,4 @@ class LendingCore:
         for name, lent in [*self._lent.items()]:
             if now >= lent.expires_at:
                 del self._lent[name]
-                self._release(lent.snapshot)
+                self._snapshots.release(lent.snapshot.name)

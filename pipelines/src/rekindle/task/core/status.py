@@ -73,6 +73,11 @@ class SaverView(Protocol):
     def done(self) -> tuple[EntryRef, ...]: ...
 
 
+class LendingView(Protocol):
+    @property
+    def newest(self) -> RestorePoint | None: ...
+
+
 class FetchView(Protocol):
     """The fetching of a restored state."""
 
@@ -115,7 +120,7 @@ class TaskStatus:
         self.last_epoch: int | None = None  # of a bounded source: no later epoch has rows
         self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
         self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
-        self.lent: Callable[[], RestorePoint | None] | None = None  # the newest state that it lends
+        self.lending: LendingView | None = None
         self.lent_from: int | None = None  # the epoch after which a partner's state begins
         self.may_be_live = True
         self.components: TaskComponents | None = None
@@ -267,7 +272,7 @@ class TaskStatus:
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
             lent_from=self.lent_from,
-            lent=self.lent() if self.lent is not None else None,
+            lent=self.lending.newest if self.lending is not None else None,
             restoring=self.restoring if in_store else None,
             lost=lost.object if lost is not None and in_store else None,
             problem=self._problem(components),

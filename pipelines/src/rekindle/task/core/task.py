@@ -13,7 +13,6 @@ Design: docs/decisions/0045-task-core.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
@@ -56,7 +55,6 @@ from rekindle.task.core.sink import (
     StopWriter,
     assignment_changes,
 )
-from rekindle.task.core.snapshots import Holder
 from rekindle.task.core.start import StartCore, StartEffect
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
@@ -86,12 +84,7 @@ class TaskCore:
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
-        snapshots = self.saver.snapshots
-        self.lending = LendingCore(
-            settings.boot_id,
-            partial(snapshots.take, Holder.PARTNER),
-            lambda snapshot: snapshots.release(snapshot.name),
-        )
+        self.lending = LendingCore(settings.boot_id, self.saver.snapshots)
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
@@ -103,7 +96,7 @@ class TaskCore:
             settings.epoch_interval_us,
             self._clock,
         )
-        self.status.lent = lambda: self.lending.newest
+        self.status.lending = self.lending
 
     def _clock(self) -> float:
         return self._now
