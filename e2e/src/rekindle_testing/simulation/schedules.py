@@ -86,13 +86,13 @@ SCHEDULES: Mapping[str, Schedule] = {
         ("donor", DonorPhase.PINNING, DonorEvent.SUPERSEDED),
         [_fault(FaultKind.FAIL_NEWCOMER, 17.5, 10.0, target=1, other=_KILLED_2_S_LATER)],
         Variant(CHAIN),
-        first_seed=6,
+        first_seed=37,
     ),
     "a donor whose disk fails while it sends": Schedule(
         ("donor", DonorPhase.SENDING, DonorEvent.READ_FAILED),
         [_fault(FaultKind.FAIL_DONOR, 17.5, 10.0, target=1, other=_UNREADABLE_AT_ONCE)],
         Variant(CHAIN),
-        first_seed=3,
+        first_seed=7,
     ),
     "an edit while pods wait behind their gates": Schedule(
         ("slot", SlotPhase.GATED, SlotEvent.LOSS_FOUND),

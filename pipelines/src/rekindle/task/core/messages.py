@@ -1,6 +1,6 @@
 """The settings and effects of `TaskCore`, which only simulators and tests run. Pure.
 
-The effects of its loop, saver, sinks and tentative inputs (`branches`) are in their modules.
+The effects of its loop, saver, sinks and streams are in their modules.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from rekindle.exchange.state_mover.donor import DonorEffect, DonorLimits
 from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
 from rekindle.identity import Identity
 from rekindle.protocol import PollResponse, SinkAssignment, TaskRef
-from rekindle.task.core.branches import BranchEffect
 from rekindle.task.core.loop import LoopRequest
 from rekindle.task.core.saver import SaverEffect
 from rekindle.task.core.sink import SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall
+from rekindle.task.core.streams import InputEffect
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
@@ -43,7 +43,7 @@ class TaskSettings:
     memory: MemoryPlan = field(default_factory=plan_memory)
     donor: DonorLimits = field(default_factory=DonorLimits)
     newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
-    consistency: ConsistencySettings | None = None  # of a task whose output may be tentative
+    consistency: ConsistencySettings | None = None  # of a task that reads streams
     input_names: Sequence[str] = ()  # by `Channel.input`
 
 
@@ -76,7 +76,7 @@ TaskEffect = (
     | NewcomerEffect
     | DonorEffect
     | LoopRequest
-    | BranchEffect
+    | InputEffect
     | SaverEffect
     | StartCall
     | CompleteStart
