@@ -313,7 +313,7 @@ def tentative(core: LoopCore, epoch: int, operators: State) -> None:
 
 def with_branches() -> LoopCore:
     sizes = CallSizes.of(plan_memory())
-    core = LoopCore(TaskState(-1, 0, State()), CHECKPOINT_EVERY, sizes, branches=True)
+    core = LoopCore(TaskState(-1, 0, State()), CHECKPOINT_EVERY, sizes, takes_again=True)
     core.woken(0.0)
     return core
 

@@ -17,7 +17,7 @@ from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
 from rekindle.errors import DifferentResults, ObjectMissing, StoreError
 from rekindle.protocol import EntryRef, RestorePoint
-from rekindle.task.core.inputs import released_epoch
+from rekindle.task.core.source import released_epoch
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 

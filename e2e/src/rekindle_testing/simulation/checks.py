@@ -98,7 +98,7 @@ class Checks:
         """I3: a replica does not suspend new input to stabilize while its partner relies on it,
         unless it has lost the connection to that partner."""
         own = pod.boot.tentative.checks if pod.boot is not None else None
-        if own is None or not own.branches.is_served(own.now):
+        if own is None or not own.streams.is_served(own.now):
             return
         for other in self._pods():
             if other is pod or _partition(other) != _partition(pod) or other.boot is None:

@@ -251,11 +251,11 @@ class Simulation:
             phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
                 missing.append(f"{slot.key} is {phase}")
-            branches = pod.boot.tentative.branches if pod is not None and pod.boot else None
-            if branches is None or branches.state is ConsistencyState.STABLE:
+            streams = pod.boot.tentative.streams if pod is not None and pod.boot else None
+            if streams is None or streams.state is ConsistencyState.STABLE:
                 self._was_stable.add(slot)
             elif slot not in self._was_stable:
-                missing.append(f"the output of {slot.key} is in {branches.state}")
+                missing.append(f"the output of {slot.key} is in {streams.state}")
         if cluster.checks.wrong_result_checks is not None:
             missing += cluster.checks.wrong_result_checks.not_done()
         newest = cluster.store.newest

@@ -67,19 +67,15 @@ from rekindle.task.core.supervisor import (
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition, partition_of
-from rekindle_testing.simulation.inputs import (
-    READ_AHEAD_BYTES,
-    SimulatedInputs,
-    SourceInputs,
-    StreamInputs,
-)
 from rekindle_testing.simulation.lending import LentRequest, LentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.reading import ReadRequest
 from rekindle_testing.simulation.scheduler import Process
 from rekindle_testing.simulation.serving import LogServer
 from rekindle_testing.simulation.sink_calls import SinkCalls
+from rekindle_testing.simulation.source import SimulatedSource
 from rekindle_testing.simulation.store_and_sinks import Down
+from rekindle_testing.simulation.streams import READ_AHEAD_BYTES, SimulatedStreams
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.tentative import TentativeResults
 from rekindle_testing.simulation.values import FoldedState, fold_input, rows_of, values_in
@@ -112,7 +108,7 @@ class TaskProcess:
         self._around = surroundings
         self._scheduler = scheduler
         self._disk = pod.disk
-        self._inputs: SimulatedInputs | None = None
+        self._inputs: SimulatedSource | SimulatedStreams | None = None
         self._known_head: int | None = None  # the last head that the core was given
         self._upstreams: Sequence[Upstream] = ()
         self._restored: TaskState | None = None
@@ -152,9 +148,9 @@ class TaskProcess:
         self.process.every(_TICK_S, self._tick)
 
     def _consistency(self, ref: TaskRef) -> ConsistencySettings | None:
-        """Of a task whose output may be tentative."""
+        """Of a task that reads streams."""
         around, disk = self._around, self._disk
-        if around.topology.spec.max_delay is None or not self.pod.segment.inputs:
+        if not self.pod.segment.inputs:
             return None
         first, disk.next_attempt = disk.next_attempt, disk.next_attempt + BLOCK
         return replace(
@@ -287,7 +283,7 @@ class TaskProcess:
                 self.step(partial(self.core.log_truncated, self._disk.base))
             case RouteInputs(upstreams):
                 self._upstreams = upstreams
-                if self._inputs is not None:
+                if isinstance(self._inputs, SimulatedStreams):
                     self._inputs.route(upstreams)
             case DiscardLog():
                 self._disk.discard = True
@@ -348,23 +344,11 @@ class TaskProcess:
         assert self._restored is not None
         next_epoch = self._restored.epoch + 1
         pod, around = self.pod, self._around
-        epoch_interval_s = around.epoch_us / 1e6
-        if self.tentative.are_possible:
-            self._inputs = self.tentative.open_inputs(next_epoch, epoch_interval_s)
-            self._inputs.route(self._upstreams)
-        elif pod.segment.inputs:
-            self._inputs = StreamInputs(
-                self.process,
-                around.network,
-                pod.segment,
-                pod.slot.partition,
-                next_epoch,
-                self._restored.watermark,
-                epoch_interval_s,
-            )
+        if pod.segment.inputs:
+            self._inputs = self.tentative.open_inputs(next_epoch, around.epoch_us / 1e6)
             self._inputs.route(self._upstreams)
         else:
-            self._inputs = SourceInputs(
+            self._inputs = SimulatedSource(
                 self.process,
                 self.partition,
                 next_epoch,
@@ -397,7 +381,7 @@ class TaskProcess:
 
     def _take(self, effect: TakeEpochs) -> None:
         inputs, waits = self._inputs, [True]
-        assert inputs is not None
+        assert isinstance(inputs, SimulatedSource), "streams are in the core"
 
         def take() -> None:
             if waits:

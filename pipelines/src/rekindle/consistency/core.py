@@ -15,10 +15,12 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rekindle.consistency.deadlines import Deadlines
-from rekindle.consistency.inputs import Inputs
+from rekindle.consistency.inputs import ReceivedInputs
 from rekindle.consistency.messages import (
     AnswerPartner,
     ConsistencyEffect,
@@ -36,7 +38,7 @@ from rekindle.consistency.messages import (
 )
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
-from rekindle.streams.epochs import BatchKind, EpochBatch
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
 
 _ARRIVED = {
@@ -58,8 +60,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class StableCall:
+    """`through`: the newest epoch in it, once it has taken them."""
+
     began_at: float
-    through: int
+    through: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ class ConsistencyCore:
         self.machine = consistency_machine()
         self.stable_epoch = next_epoch - 1
         self._settings = settings
-        self._inputs = Inputs(settings, next_epoch, watermark)
+        self._may_be_tentative = settings.max_delay_s is not None
+        self._inputs = ReceivedInputs(settings, next_epoch, watermark)
         self._deadlines = Deadlines(settings.delay_fraction, settings.max_delay_s, next_epoch)
         self._partners = Partners(settings.replica, settings.has_partner, settings.lease_s)
         self._watermark = watermark  # after `stable_epoch`
@@ -103,6 +108,11 @@ class ConsistencyCore:
     @property
     def channels(self) -> tuple[Channel, ...]:
         return tuple(self._inputs.channels)
+
+    @property
+    def next_epoch(self) -> int:
+        """The first epoch that is not complete."""
+        return self._inputs.next_epoch
 
     @property
     def tentative_epoch(self) -> int | None:
@@ -148,6 +158,9 @@ class ConsistencyCore:
         corrected. `live`: from the subscription that `ReadLive` began, which delivers all kinds in
         the upstream's order. The other one delivers stable epochs in order, without gaps, and
         REC_DONE."""
+        if not self._may_be_tentative:  # then there is one state, and no epoch has a deadline
+            self._inputs.receive_stable(channel, batch)
+            return self._process_stable(now)
         self.machine.step(_ARRIVED[batch.kind])
         if self._inputs.receive(channel, batch, live):
             self._progress_at = now
@@ -174,6 +187,8 @@ class ConsistencyCore:
             raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
         self._watermark = self._inputs.processed(through)
         self.stable_epoch = through
+        if not self._may_be_tentative:
+            return self._process_stable(now)
         self._progress_at = now
         self._inputs.live.advance(self._live_epoch())
         took_s = now - call.began_at
@@ -227,8 +242,8 @@ class ConsistencyCore:
         return self._decide(now)
 
     def max_delay_changed(self, max_delay_s: float | None, now: float) -> list[ConsistencyEffect]:
-        """The spec was edited, or the task begins or ends catching up, during which it is
-        infinite."""
+        """The task begins or ends catching up, during which it is infinite. Ignored if that of the
+        settings is."""
         self.machine.step(ConsistencyEvent.MAX_DELAY_CHANGED)
         self._deadlines.max_delay_s = max_delay_s
         return self._decide(now)
@@ -240,6 +255,8 @@ class ConsistencyCore:
     def _decide(self, now: float) -> list[ConsistencyEffect]:
         """What follows from anything that happened."""
         self._now = now
+        if not self._may_be_tentative:
+            return self._process_stable(now)
         effects: list[ConsistencyEffect] = []
         self._note_waiting(now)
         match self.state:
@@ -386,11 +403,24 @@ class ConsistencyCore:
         return self._fork is None or self._lead_s < 0 or late
 
     def _process_stable(self, now: float) -> list[ConsistencyEffect]:
-        if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
+        if (
+            self._call is not None
+            or not self._inputs.has_ready
+            or self.state is ConsistencyState.UP_FAILURE
+        ):
             return []
-        epochs = self._inputs.ready(self._settings.max_call_epochs)
-        self._call = StableCall(now, epochs[-1].epoch)
-        return [ProcessStable(epochs)]
+        self._call = StableCall(now)
+        return [ProcessStable()]
+
+    def take_stable(
+        self, take: Callable[[deque[EpochInput]], list[EpochInput]]
+    ) -> list[EpochInput]:
+        """The epochs of the stable call that begins, at least one. `take` removes them from the
+        complete ones; those of them that are not processed then are taken again."""
+        assert isinstance(self._call, StableCall), "ProcessStable begins a stable call"
+        taken = self._inputs.take(take)
+        self._call = replace(self._call, through=taken[-1].epoch)
+        return taken
 
     def _process_tentative(self, now: float) -> list[ConsistencyEffect]:
         assert self._due is not None

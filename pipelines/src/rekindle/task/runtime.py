@@ -36,7 +36,6 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
-from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
@@ -62,7 +61,7 @@ from rekindle.task.discard import mark_comparison, mark_for_discard
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
-from rekindle.task.inputs import Inputs
+from rekindle.task.inputs import SourceInputs
 from rekindle.task.lending import StateLender
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
@@ -71,6 +70,7 @@ from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.startup import Prepared, Startup, call_sizes
 from rekindle.task.store import TaskStore
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.task.stream_sinks import StreamSinks
 
 TICK_S = 0.05
@@ -88,15 +88,14 @@ class Running:
     """The components of a started task."""
 
     log: OutputLog
-    inputs: Inputs
+    inputs: SourceInputs | StreamInputs
     earlier: EarlierBoots
     sinks: SinkWriters
     saver: CheckpointSaver
     loop: EpochLoop
     loop_thread: threading.Thread
     lender: StateLender  # also if the task has no partners: it may get some while it runs
-    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
-    output: LiveOutput | None = None
+    output: LiveOutput | None = None  # if output may be tentative
     stream_sinks: StreamSinks = field(kw_only=True)
 
 
@@ -199,8 +198,8 @@ class TaskRuntime:
                 running = self._running
                 if running is not None:
                     running.lender.apply_poll(desired)
-                if running is not None and running.branched is not None:
-                    running.branched.update_partner(desired.partner, self.status.boot_id)
+                    if isinstance(running.inputs, StreamInputs):
+                        running.inputs.update_partner(desired.partner, self.status.boot_id)
             yield self._progress()
 
     def _progress(self) -> SupervisorEvent:
@@ -212,19 +211,19 @@ class TaskRuntime:
         self._update_fetched(running)
         self.status.update_phase()
         running.lender.tick()
-        if running.branched is not None:
-            self._update_branches(running.branched)
+        if isinstance(running.inputs, StreamInputs):
+            self._update_streams(running.inputs)
         if running.earlier.compare_files_from is not None and running.sinks.all_compared():
             running.earlier.stop_comparing()
         durable = [sink.durable for sink in running.sinks.progress()]
         return partial(self._core.sinks_progressed, durable)
 
-    def _update_branches(self, branched: BranchedInputs) -> None:
+    def _update_streams(self, streams: StreamInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
-            branched.allow_tentative()
+            streams.allow_tentative()
         else:
-            branched.check_heads()  # an input that was never heard of may be missing
-        branched.report(self.status)
+            streams.check_heads()  # an input that was never heard of may be missing
+        streams.report(self.status)
 
     def _update_fetched(self, running: Running) -> None:
         """Report it once all restored state has been fetched."""
@@ -338,7 +337,6 @@ class TaskRuntime:
             engine=self._engine,
             call_size_file=call_size_file,
             earlier=started.earlier,
-            branches=started.branched,
         )
         self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
@@ -362,7 +360,6 @@ class TaskRuntime:
             loop,
             thread,
             lender,
-            started.branched,
             started.output,
             stream_sinks=StreamSinks(log, started.output, config.bind, config.identity),
         )

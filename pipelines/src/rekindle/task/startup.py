@@ -26,7 +26,6 @@ from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog, fetched_bytes
 from rekindle.task.attempts import AttemptFile
-from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.core.problems import SetProblem
@@ -42,9 +41,10 @@ from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
-from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
+from rekindle.task.inputs import SourceInputs
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 from rekindle.workers import CallTimer
@@ -60,12 +60,11 @@ class Prepared:
     """Arguments of the epoch loop after the start."""
 
     state: TaskState
-    inputs: Inputs
+    inputs: SourceInputs | StreamInputs
     chain: Chain
     log: OutputLog
     earlier: EarlierBoots
-    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
-    output: LiveOutput | None = None
+    output: LiveOutput | None = None  # if output may be tentative
 
 
 class Startup:
@@ -82,7 +81,7 @@ class Startup:
         self._waits_for_engine = False
         self._upstreams: Sequence[Upstream] = ()
         self._state: TaskState | None = None
-        self._inputs: Inputs | None = None
+        self._inputs: SourceInputs | StreamInputs | None = None
         self._prepared: Prepared | None = None
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
@@ -184,11 +183,11 @@ class Startup:
         self._state = None  # it would keep runs that the task drops later
         log, earlier = self._continue_log(chain, state.epoch)
         started = Prepared(state, self._inputs, chain, log, earlier)
-        if not isinstance(self._inputs, BranchedInputs):
+        if self._config.topology.spec.max_delay is None or isinstance(self._inputs, SourceInputs):
             return started
         output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
         self._inputs.attach(output)
-        return replace(started, branched=self._inputs, output=output)
+        return replace(started, output=output)
 
     def _bound(self, begun: BegunWindow) -> int:
         """The event time through which a window lacks rows."""
@@ -200,30 +199,20 @@ class Startup:
         has_no_partners = self._config.segment.replicas == 1
         return log, continue_log(log, self._config.log_directory, after, has_no_partners)
 
-    def _subscribe(self, state: TaskState) -> StreamInputs | BranchedInputs:
+    def _subscribe(self, state: TaskState) -> StreamInputs:
         config = self._config
-        if config.topology.spec.max_delay is not None:
-            attempts = AttemptFile(config.attempts_file)
-            return BranchedInputs(
-                config.segment,
-                config.ref.partition,
-                config.consistency(attempts.first),
-                state.epoch + 1,
-                state.watermark,
-                stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
-                connect=partial(StreamClient, identity=config.identity),
-                check_size=partial(check_size, memory=config.memory),
-                attempts=attempts,
-            )
+        is_stable = config.topology.spec.max_delay is None
+        attempts = None if is_stable else AttemptFile(config.attempts_file)
         return StreamInputs(
             config.segment,
             config.ref.partition,
+            config.consistency(attempts.first if attempts is not None else 1),
             state.epoch + 1,
             state.watermark,
             stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
             connect=partial(StreamClient, identity=config.identity),
             check_size=partial(check_size, memory=config.memory),
-            read_ahead_bytes=config.memory.read_ahead_bytes,
+            attempts=attempts,
         )
 
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:

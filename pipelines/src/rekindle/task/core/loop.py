@@ -174,12 +174,11 @@ class LoopCore:
         checkpoint_interval_epochs: int,
         sizes: CallSizes,
         *,
-        branches: bool = False,
+        takes_again: bool = False,
     ) -> None:
-        """`branches`: output may be tentative. Then epochs that were taken but did not fit into the
-        call are not kept for the next one, since a tentative epoch may come before them; they are
-        taken again."""
-        self._branches = branches
+        """`takes_again`: epochs that were taken but did not fit into the call are not kept for the
+        next one, since a tentative epoch may come before them; they are taken again."""
+        self._takes_again = takes_again
         self._tentative: tuple[int, int] | None = None  # attempt and epoch, if such is in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
@@ -356,7 +355,7 @@ class LoopCore:
         call, newest, self._call = self._call, self._call[-1], ()
         for _ in call:
             self._taken.popleft()
-        if self._branches:
+        if self._takes_again:
             self._taken.clear()
         is_checkpoint = (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
         operators = self._operators.with_joined_deltas() if is_checkpoint else self._operators

@@ -4,8 +4,8 @@ effects. Pure.
 It combines the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
 drives each of them from its own thread; a simulator drives all of them through this one. It
 connects them: when the log grows the sinks write it, when the loop reaches a checkpoint the saver
-saves it, when sinks progress the log is truncated. The inputs are outside: they answer
-`TakeEpochs`. The inputs of a task whose output may be tentative are inside, in `branches`.
+saves it, when sinks progress the log is truncated. The streams that it reads are
+inside, in `streams`; a source is outside: it answers `TakeEpochs`.
 
 Design: docs/decisions/0045-task-core.md.
 """
@@ -26,7 +26,6 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
 from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.loop import (
     AppendEpochs,
@@ -57,6 +56,7 @@ from rekindle.task.core.sink import (
 )
 from rekindle.task.core.start import StartCore, StartEffect
 from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.streams import InputEffect, InputEvent, StreamsCore
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
@@ -88,7 +88,7 @@ class TaskCore:
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
-        self._take_request: TakeEpochs | None = None  # of the loop, which the branches answer
+        self._take_request: TakeEpochs | None = None  # of the loop, which the streams answer
         self.status = TaskStatus(
             settings.ref,
             settings.boot_id,
@@ -112,8 +112,8 @@ class TaskCore:
         if (parts := self.parts) is not None:
             times.append(parts.loop.wake_at)
             times += [sink.wake_at for sink in parts.sinks.cores.values()]
-            if parts.branches is not None:
-                times.append(parts.branches.wake_at)
+            if parts.streams is not None:
+                times.append(parts.streams.wake_at)
         return min([at for at in times if at is not None], default=None)
 
     def response(self) -> PollResponse:
@@ -169,17 +169,17 @@ class TaskCore:
         if self.supervisor.ended:
             return []
         log = LogPositions(log_base, log_last)
-        branches = None
+        streams = None
         if settings.consistency is not None:
-            branches = BranchesCore(settings.consistency, state.epoch + 1, state.watermark)
+            streams = StreamsCore(settings.consistency, state.epoch + 1, state.watermark)
         loop = LoopCore(
             state,
             settings.checkpoint_interval_epochs,
             CallSizes.of(settings.memory),
-            branches=branches is not None,
+            takes_again=streams is not None,
         )
         sinks = Sinks(state.epoch, compare_files_from)
-        self.parts = Parts(log, loop, sinks, branches)
+        self.parts = Parts(log, loop, sinks, streams)
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
@@ -207,12 +207,12 @@ class TaskCore:
 
     def heads_checked(self, heads: Sequence[int], now: float) -> list[TaskEffect]:
         """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none
-        has responded. Repeated; only for a task whose output may be tentative: the branches decide,
-        before it is Live, whether an input is missing."""
-        self._now, branches = now, self._branches()
-        if branches is None:
+        has responded. Repeated; only for a task that reads streams: they decide, before it is Live,
+        whether an input is missing."""
+        self._now, streams = now, self._streams()
+        if streams is None:
             return []
-        return self._apply_branch_effects(branches.check_heads(heads, now))
+        return self._apply_input_effects(streams.check_heads(heads, now))
 
     def log_truncated(self, base: int, now: float) -> list[TaskEffect]:
         self._now = now
@@ -250,9 +250,9 @@ class TaskCore:
         return [*_sink_calls(core, happened(core, now)), *self._truncate()]
 
     def input_reported(self, happened: InputEvent, now: float) -> list[TaskEffect]:
-        """Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+        """Of a task that reads streams; a source answers `TakeEpochs`."""
         self._now = now
-        return self._step_branches(happened)
+        return self._step_streams(happened)
 
     def stop_requested(self, now: float) -> list[TaskEffect]:
         self._now = now
@@ -269,7 +269,7 @@ class TaskCore:
         effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
-            effects += self._step_branches(BranchesCore.woken)
+            effects += self._step_streams(StreamsCore.woken)
             for core in self._sink_cores():
                 effects += _sink_calls(core, core.woken(self._now))
         return effects
@@ -373,72 +373,72 @@ class TaskCore:
                     effects += self._give_up(error)
         return effects
 
-    # -- tentative output ------------------------------------------------------------------------
+    # -- streams ----------------------------------------------------------------------------------
 
     def _request_epochs(self, request: TakeEpochs) -> list[TaskEffect]:
-        """If the task has branches, they answer the loop, as soon as they can."""
-        if self._started().branches is None:
+        """If the task reads streams, they answer the loop, as soon as they can."""
+        if self._started().streams is None:
             return [request]
         self._take_request = request
         return self._give_epochs()
 
     def _give_epochs(self) -> list[TaskEffect]:
-        """Give the loop the epochs that it has requested, if the branches have them."""
+        """Give the loop the epochs that it has requested, if the streams have them."""
         parts, request = self._started(), self._take_request
-        if parts.branches is None or request is None or not parts.branches.may_take:
+        if parts.streams is None or request is None or not parts.streams.may_take:
             return []
-        taken = parts.branches.take(request.bounds)
+        taken = parts.streams.take(request.bounds)
         if taken is None:
             return []
         self._take_request = None
         return self._apply_loop_effects(taken(parts.loop, self._now))
 
     def _stable_processed(self, through: int) -> list[TaskEffect]:
-        return self._step_branches(lambda branches, now: branches.stable_processed(through, now))
+        return self._step_streams(lambda streams, now: streams.stable_processed(through, now))
 
-    def _step_branches(self, happened: InputEvent) -> list[TaskEffect]:
-        branches = self._started().branches
-        if branches is None:
+    def _step_streams(self, happened: InputEvent) -> list[TaskEffect]:
+        streams = self._started().streams
+        if streams is None:
             return []
         try:
-            return self._apply_branch_effects(happened(branches, self._now))
+            return self._apply_input_effects(happened(streams, self._now))
         except RekindleError as error:
             return self._give_up(error)
 
     def _tentative_completed(self, completed: TentativeCompleted) -> list[TaskEffect]:
-        branches = self._branches()
-        assert branches is not None, "only branches give tentative epochs"
+        streams = self._streams()
+        assert streams is not None, "only streams give tentative epochs"
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
-            return self._apply_branch_effects(branches.leave_out(attempt, epoch, self._now))
-        return self._apply_branch_effects(branches.tentative_processed(attempt, epoch, self._now))
+            return self._apply_input_effects(streams.leave_out(attempt, epoch, self._now))
+        return self._apply_input_effects(streams.tentative_processed(attempt, epoch, self._now))
 
     def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
-        branches, boot = self._branches(), self._settings.boot_id
-        if branches is None:
+        streams, boot = self._streams(), self._settings.boot_id
+        if streams is None:
             return []
-        return self._apply_branch_effects(branches.update_partner(poll.partner, boot, self._now))
+        return self._apply_input_effects(streams.update_partner(poll.partner, boot, self._now))
 
     def _update_phase(self) -> list[TaskEffect]:
         """Once the task is Live, its output may be tentative."""
         self.status.update_phase()
-        branches = self._branches()
-        if branches is None or self.status.phase is not TaskPhase.LIVE:
+        streams = self._streams()
+        if streams is None or self.status.phase is not TaskPhase.LIVE:
             return []
-        return self._apply_branch_effects(branches.allow_tentative(self._now))
+        return self._apply_input_effects(streams.allow_tentative(self._now))
 
-    def _apply_branch_effects(self, branch_effects: Sequence[BranchEffect]) -> list[TaskEffect]:
-        branches = self._branches()
-        assert branches is not None, "these are effects of branches"
+    def _apply_input_effects(self, input_effects: Sequence[InputEffect]) -> list[TaskEffect]:
+        streams = self._streams()
+        assert streams is not None, "these are effects of streams"
         names = self._settings.input_names
-        missing = sorted({names[channel.input] for channel in branches.missing()})
+        missing = sorted({names[channel.input] for channel in streams.missing()})
         self.status.set_consistency(
-            branches.state, branches.tentative_epoch, missing, branches.partner
+            streams.state, streams.tentative_epoch, missing, streams.partner
         )
-        return [*branch_effects, *self._give_epochs()]
+        return [*input_effects, *self._give_epochs()]
 
-    def _branches(self) -> BranchesCore | None:
-        return self.parts.branches if self.parts is not None else None
+    def _streams(self) -> StreamsCore | None:
+        return self.parts.streams if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
         effects, last = list[TaskEffect](), self._started().log.last

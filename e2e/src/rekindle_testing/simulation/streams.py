@@ -1,5 +1,5 @@
-"""The inputs of a simulated task whose output may be tentative, as `rekindle.task.branched_inputs`:
-the readers around the branches of its core."""
+"""The streams that a simulated task reads, as `rekindle.task.stream_inputs`: readers around the
+streams of its core."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from rekindle.consistency.messages import ReadLive, ResumeStable, StopLive
-from rekindle.engine.bounds import CallBounds
 from rekindle.exchange.routing import partitions_read
 from rekindle.protocol import Endpoint, Upstream
-from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
-from rekindle.task.core.branches import BranchesCore, InputEvent
+from rekindle.task.core.streams import InputEvent, StreamsCore
 from rekindle.task.core.upstreams import UpstreamReports
 from rekindle.topology.model import Segment
-from rekindle_testing.simulation.inputs import reads
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.reading import Listener, SimulatedReader
 from rekindle_testing.simulation.scheduler import Process
 
+READ_AHEAD_BYTES = 1 << 20
 _EARLY_EVENTS = 64
 """How many events of all channels are kept before the task is restored."""
 
@@ -37,9 +36,9 @@ class Announced:
     times: int = 0
 
 
-class BranchedInputs:
-    """`feed` gives an event to the core, with the batch that it has; `branches`: of the core, once
-    it is restored."""
+class SimulatedStreams:
+    """`feed` gives an event to the core, with the batch that it has; `core`: once it is
+    restored."""
 
     def __init__(
         self,
@@ -49,15 +48,17 @@ class BranchedInputs:
         partition: int,
         next_epoch: int,
         epoch_interval_s: float,
+        may_be_tentative: bool,
         feed: Callable[[InputEvent, EpochBatch | None], None],
-        branches: Callable[[], BranchesCore | None],
+        core: Callable[[], StreamsCore | None],
     ) -> None:
         self._process = process
         self._network = network
         self._segment = segment
         self._epoch_interval_s = epoch_interval_s
+        self._may_be_tentative = may_be_tentative
         self._feed = feed
-        self._branches = branches
+        self._core = core
         # Until the task is restored.
         self._early: list[tuple[InputEvent, EpochBatch | None]] | None = []
         self._wake_needed = False
@@ -97,6 +98,8 @@ class BranchedInputs:
             )
 
     def _progressed(self, channel: Channel, live: bool, progress: StreamProgress) -> None:
+        if not self._may_be_tentative:
+            return
         if live or channel not in self._live_readers:  # they may read different replicas
             self._note_announced(channel, progress)
         for event in self._reports.receive(channel, progress, live=live):
@@ -120,18 +123,20 @@ class BranchedInputs:
             self._feed(event, batch)
 
     def restored(self) -> None:
-        """The core has its branches."""
-        early, self._early = self._early or [], None
+        """The core has its streams."""
+        if self._early is None:
+            return
+        early, self._early = self._early, None
         for event, batch in early:
             self._feed(event, batch)
         self._wake_all()
 
     def _has_space(self, channel: Channel, live: bool) -> bool:
-        branches = self._branches()
-        if self._early is not None or branches is None:
+        core = self._core()
+        if self._early is not None or core is None:
             has_space = len(self._early or ()) < _EARLY_EVENTS
         else:
-            has_space = branches.may_read(channel, live)
+            has_space = core.may_read(channel, live)
         self._wake_needed |= not has_space
         return has_space
 
@@ -186,19 +191,8 @@ class BranchedInputs:
         for upstream in upstreams:
             self._endpoints[upstream.stream, upstream.partition] = upstream.endpoints
             for reader in self._all_readers():
-                if reads(reader, upstream):
+                subscription = reader.subscription
+                key = subscription.stream, subscription.partition
+                if key == (upstream.stream, upstream.partition):
                     reader.route(upstream.endpoints)
         self._wake_all()
-
-    def unreadable(self) -> tuple[str, ...]:
-        readers = self._readers.values()
-        return tuple(sorted({a for r in readers for a in r.core.choice.unreadable()}))
-
-    def problem(self) -> str | None:
-        return next((p for r in self._readers.values() if (p := r.core.problem())), None)
-
-    def take(self, bounds: CallBounds) -> list[EpochInput]:
-        raise AssertionError("the core takes epochs from its branches")
-
-    def when_ready(self, action: Callable[[], None]) -> None:
-        raise AssertionError("the core takes epochs from its branches")

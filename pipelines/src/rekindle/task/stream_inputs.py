@@ -1,10 +1,11 @@
-"""The inputs of a task whose output may be tentative: the I/O around `BranchesCore`.
+"""The epochs of upstream streams: the I/O around `StreamsCore`.
 
 Each upstream partition has a reader of stable epochs, and a live one while the core requests it;
-all readers are in one thread. UNDO and REC_DONE are written to the output here, under the lock of
-the core, so that they are in order with the epochs that the loop appends.
+all readers are in one thread. If output may be tentative, UNDO and REC_DONE are written to it here,
+under the lock of the core, so that they are in order with the epochs that the loop appends. Does
+not know engine or sinks.
 
-Design: docs/design/consistency.md#in-a-task.
+Design: docs/design/streams.md#sunion, docs/design/consistency.md#in-a-task.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from rekindle.errors import RekindleError
 from rekindle.exchange.routing import Share, share_read
 from rekindle.protocol import Endpoint, Partner, Upstream
 from rekindle.streams.client import StreamClient
-from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.io_thread import IoThread
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.reader import REQUEST_BYTES, Client, PartitionReader
@@ -36,15 +37,17 @@ from rekindle.streams.reader_core import Subscription
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
 from rekindle.task.attempts import AttemptFile
-from rekindle.task.core.branches import BranchEffect, BranchesCore, Taken
 from rekindle.task.core.loop import TentativeCompleted
 from rekindle.task.core.status import TaskStatus
+from rekindle.task.core.streams import InputEffect, StreamsCore, Taken
 from rekindle.task.core.upstreams import UpstreamReports
-from rekindle.task.inputs import MIN_REQUEST_BYTES
 from rekindle.topology.model import Input, Segment
 
+MIN_REQUEST_BYTES = 64 << 10
+"""Minimum bytes of a reader's request; with many readers, the share of each may be smaller."""
 
-class BranchedInputs:
+
+class StreamInputs:
     """The methods of the section "the loop" are called by the engine's thread, others by any."""
 
     def __init__(
@@ -61,9 +64,12 @@ class BranchedInputs:
         attempts: AttemptFile | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`stall_s`, `check_size`: as in `rekindle.task.inputs.StreamInputs`."""
+        """`stall_s`: a replica that returns nothing new for so long is left for another one.
+        `check_size` is called with an epoch's name and the bytes of it that upstream partitions
+        have announced so far; if it raises, the task fails before it receives them."""
         self._changed = threading.Condition()
-        self._core = BranchesCore(settings, next_epoch, watermark)
+        self._core = StreamsCore(settings, next_epoch, watermark)
+        self._may_be_tentative = settings.max_delay_s is not None
         self._segment = segment
         self._partition = partition
         self._stall_s = stall_s
@@ -74,7 +80,6 @@ class BranchedInputs:
         self._output: LiveOutput | None = None
         self._closed = False
         self._wake_needed = False  # whether a reader may wait for buffer space
-        self._expected_bytes: dict[int, dict[Channel, int]] = {}  # bytes of incomplete epochs
         self._request_bytes = max(
             MIN_REQUEST_BYTES,
             min(REQUEST_BYTES, settings.read_ahead_bytes // len(self._core.channels)),
@@ -92,7 +97,7 @@ class BranchedInputs:
         self._io.start()
 
     def attach(self, output: LiveOutput) -> None:
-        """`output`: the task's output. Called before the task can be Live."""
+        """`output`: of a task whose output may be tentative. Called before it can be Live."""
         self._output = output
 
     # -- readers ---------------------------------------------------------------------------------
@@ -117,7 +122,9 @@ class BranchedInputs:
             connect=connect,
             on_fatal=self._fail if not live else lambda error: None,
             request_bytes=self._request_bytes,
-            on_progress=partial(self._progressed, channel, live),
+            on_progress=partial(self._progressed, channel, live)
+            if self._may_be_tentative
+            else None,
         )
 
     def _fail(self, error: Exception) -> None:
@@ -130,11 +137,8 @@ class BranchedInputs:
 
     def _check_size(self, channel: Channel, epoch: int, size: int) -> None:
         with self._changed:
-            if epoch > self._core.stable_epoch:
-                sizes = self._expected_bytes.setdefault(epoch, {})
-                sizes[channel] = size
-                size = sum(sizes.values())
-        self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", size)
+            total = self._core.announce(channel, epoch, size)
+        self._check_epoch_size(f"epoch {epoch} of the upstream partitions together", total)
 
     def _has_buffer_space(self, channel: Channel, live: bool) -> bool:
         with self._changed:
@@ -182,7 +186,7 @@ class BranchedInputs:
             if self._core.may_take:
                 self._changed.notify_all()
 
-    def _step(self, happened: Callable[[float], list[BranchEffect]]) -> None:
+    def _step(self, happened: Callable[[float], list[InputEffect]]) -> None:
         """`happened`: a method of the core, but for the time. Called under the lock."""
         try:
             self._apply(happened(self._clock()))
@@ -190,7 +194,7 @@ class BranchedInputs:
             if self._core.may_take:
                 self._changed.notify_all()
 
-    def _apply(self, effects: Sequence[BranchEffect]) -> None:
+    def _apply(self, effects: Sequence[InputEffect]) -> None:
         for effect in effects:
             match effect:
                 case ReadLive(channel, from_epoch):
@@ -206,6 +210,11 @@ class BranchedInputs:
                     self._attached_output().reconciliation_done(through)
         if self._output is not None:
             self._output.enter(self._core.state)
+        if self._core.may_take or effects:
+            self._offer_space()
+
+    def _offer_space(self) -> None:
+        """Called under the lock when there may be more space: wake the readers that lack it."""
         if self._wake_needed:
             self._wake_needed = False
             self._io.call(self._wake_readers)
@@ -221,9 +230,10 @@ class BranchedInputs:
 
     # -- the loop --------------------------------------------------------------------------------
 
-    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken | None:
-        """What the loop processes next; None at the timeout. Raises the first error of a reader or
-        of the core."""
+    def take(self, bounds: CallBounds, timeout_s: float) -> Taken | None:
+        """What the loop processes next: complete epochs, as many as `bounds` allows but at least
+        one, or a tentative one. None at the timeout. Raises the first error of a reader or of the
+        core."""
         until = self._clock() + timeout_s
         with self._changed:
             while not self._core.may_take and not self._closed:
@@ -234,16 +244,15 @@ class BranchedInputs:
                     break
                 else:
                     self._changed.wait(min(until, until if wake_at is None else wake_at) - now)
-            return self._core.take(bounds)
+            taken = self._core.take(bounds)
+            self._offer_space()
+            return taken
 
     def stable_processed(self, through: int) -> None:
         """The stable epochs through this one are in the log."""
         with self._changed:
-            self._expected_bytes = {
-                e: sizes for e, sizes in self._expected_bytes.items() if e > through
-            }
-            self._wake_needed = True
             self._step(partial(self._core.stable_processed, through))
+            self._offer_space()
 
     def append(self, attempt: int, output: EpochOutput) -> None:
         """Append a tentative epoch. Raises OSError."""
@@ -258,9 +267,6 @@ class BranchedInputs:
                 self._apply(self._core.leave_out(attempt, epoch, self._clock()))
             else:
                 self._step(partial(self._core.tentative_processed, attempt, epoch))
-
-    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
-        raise AssertionError("the loop uses next_call, since an epoch may be tentative")
 
     # -- status and routes -----------------------------------------------------------------------
 

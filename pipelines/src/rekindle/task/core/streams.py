@@ -1,19 +1,19 @@
-"""The inputs of a task whose output may be tentative: which epochs its loop takes. Pure.
+"""The streams that a task reads: which epochs its loop takes, and how far it reads ahead. Pure.
 
 The consistency manager decides what is processed on which branch; this core keeps it until the loop
-takes it. Until the task is Live for the first time nothing is tentative; nor for a while after a
-tentative epoch could not be processed, so that the stable branch gets the engine. Messages between
-replicas, before they stabilize, are carried by polls (`partner`).
+takes it. With an infinite `maxDelay` there is only the stable branch. Otherwise nothing is
+tentative until the task is Live for the first time; nor for a while after a tentative epoch could
+not be processed, so that the stable branch gets the engine. Messages between replicas, before they
+stabilize, are carried by polls (`partner`).
 
-Design: docs/design/consistency.md#in-a-task.
+Design: docs/design/streams.md#sunion, docs/design/consistency.md#in-a-task.
 Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 """
 
 from __future__ import annotations
 
-from collections import deque
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from functools import partial
 
 from rekindle.consistency.core import ConsistencyCore
@@ -46,21 +46,24 @@ its output may be tentative without it; `maxDelay` if that is longer."""
 RETRY_S = 10.0
 """Time after a failed tentative epoch without other tentative epochs."""
 
-BranchEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ResumeStable
+InputEffect = EmitUndo | EmitReconciliationDone | ReadLive | StopLive | ResumeStable
 Taken = Callable[[LoopCore, float], list[LoopEffect]]
 """Gives a loop what it processes next: a call of a method, at a time."""
 
 
-class BranchesCore:
-    """The inputs of one task. `error`: why no more can be taken."""
+class StreamsCore:
+    """The streams of one task. `error`: why no more can be taken."""
 
     def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
         """`watermark`: after `next_epoch - 1`."""
         self.error: Exception | None = None
         self.partner = PartnerMessages()
         self._max_delay_s = settings.max_delay_s
-        # With an infinite delay, until `allow_tentative`: nothing is tentative.
-        self._core = ConsistencyCore(replace(settings, max_delay_s=None), next_epoch, watermark)
+        self._core = ConsistencyCore(settings, next_epoch, watermark)
+        self._core.max_delay_changed(None, -math.inf)  # until `allow_tentative`
+        self._expected_bytes: dict[
+            int, dict[Channel, int]
+        ] = {}  # bytes of epochs that are not taken
         self._call: ProcessStable | ProcessTentative | None = None  # what `take` returns next
         self._forks = False  # whether `_call` begins a fork
         self._drops = False  # whether the fork is dropped first
@@ -112,6 +115,7 @@ class BranchesCore:
         return self._core.buffered()
 
     def may_read(self, channel: Channel, live: bool = False) -> bool:
+        """Whether a subscription may deliver more."""
         return self._core.may_read(channel, live)
 
     @property
@@ -126,34 +130,44 @@ class BranchesCore:
 
     # -- events; they raise what those of ConsistencyCore do; `error` keeps the first one --------
 
+    def announce(self, channel: Channel, epoch: int, size: int) -> int:
+        """A channel will deliver so many bytes of a stable epoch. Returns the bytes of the epoch
+        that all channels have announced: in the end they are merged, so all of them are in memory
+        at a time."""
+        if epoch < self._core.next_epoch:  # a repeated batch of a complete epoch, to be dropped
+            return size
+        sizes = self._expected_bytes.setdefault(epoch, {})
+        sizes[channel] = size  # replaces the size of an earlier request
+        return sum(sizes.values())
+
     def batch_received(
         self, channel: Channel, batch: EpochBatch, now: float, *, live: bool = False
-    ) -> list[BranchEffect]:
+    ) -> list[InputEffect]:
         return self._step(partial(self._core.batch_received, channel, batch, live=live), now)
 
     def upstream_reported(
         self, channel: Channel, stable: int, tentative: int, now: float
-    ) -> list[BranchEffect]:
+    ) -> list[InputEffect]:
         return self._step(partial(self._core.upstream_reported, channel, stable, tentative), now)
 
-    def stable_processed(self, through: int, now: float) -> list[BranchEffect]:
+    def stable_processed(self, through: int, now: float) -> list[InputEffect]:
         return self._step(partial(self._core.stable_processed, through), now)
 
-    def tentative_processed(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
+    def tentative_processed(self, attempt: int, epoch: int, now: float) -> list[InputEffect]:
         return self._step(partial(self._core.tentative_processed, attempt, epoch), now)
 
-    def woken(self, now: float) -> list[BranchEffect]:
+    def woken(self, now: float) -> list[InputEffect]:
         """Time has passed."""
         return self._step(self._core.woken, now)
 
-    def allow_tentative(self, now: float) -> list[BranchEffect]:
+    def allow_tentative(self, now: float) -> list[InputEffect]:
         """From now on the task's output may be tentative."""
         if self._tentative_allowed:
             return []
         self._tentative_allowed = True
         return self._step(partial(self._core.max_delay_changed, self._max_delay_s), now)
 
-    def check_heads(self, heads: Iterable[int], now: float) -> list[BranchEffect]:
+    def check_heads(self, heads: Iterable[int], now: float) -> list[InputEffect]:
         """Allow tentative output before the task is Live, if an input's replicas have not responded
         for long. `heads`: of each channel; NO_EPOCH if no replica has responded. Ignored by a task
         that started without a checkpoint: its upstreams may still have to start."""
@@ -167,13 +181,13 @@ class BranchesCore:
             return []
         return self.allow_tentative(now)
 
-    def leave_out(self, attempt: int, epoch: int, now: float) -> list[BranchEffect]:
+    def leave_out(self, attempt: int, epoch: int, now: float) -> list[InputEffect]:
         """A tentative epoch could not be processed: go on without it."""
         self._retry_at = now + RETRY_S
         effects = self._apply(self._core.max_delay_changed(None, now))
         return [*effects, *self.tentative_processed(attempt, epoch, now)]
 
-    def update_partner(self, partner: Partner | None, boot: str, now: float) -> list[BranchEffect]:
+    def update_partner(self, partner: Partner | None, boot: str, now: float) -> list[InputEffect]:
         """The other replica's messages in a poll; `boot`: of this task. While this replica has no
         tentative results, requests to serve are ignored (but not those without a lease, which end
         one): the partner goes on without an answer."""
@@ -188,8 +202,8 @@ class BranchesCore:
         self.error = self.error or error
 
     def take(self, bounds: CallBounds) -> Taken | None:
-        """What is processed next; None if there is nothing. Only as many complete epochs as fit
-        into one call; the others are taken later. Raises `error`."""
+        """What is processed next; None if there is nothing. Of complete epochs, as many as fit into
+        one call. Raises `error`."""
         if self.error is not None:
             raise self.error
         if self._drops:
@@ -197,9 +211,11 @@ class BranchesCore:
             return LoopCore.fork_dropped
         call, self._call = self._call, None
         match call:
-            case ProcessStable(epochs):
-                ready = take_ready(deque(epochs), bounds)
-                return lambda loop, now: loop.epochs_taken(ready, now)
+            case ProcessStable():
+                epochs = self._core.take_stable(lambda ready: take_ready(ready, bounds))
+                for epoch in epochs:
+                    self._expected_bytes.pop(epoch.epoch, None)
+                return lambda loop, now: loop.epochs_taken(epochs, now)
             case ProcessTentative(attempt, epoch):
                 forks, self._forks = self._forks, False
                 return lambda loop, now: loop.tentative_taken(attempt, epoch, forks, now)
@@ -207,7 +223,7 @@ class BranchesCore:
 
     def _step(
         self, happened: Callable[[float], list[ConsistencyEffect]], now: float
-    ) -> list[BranchEffect]:
+    ) -> list[InputEffect]:
         """`happened`: a method of the consistency manager, but for the time."""
         try:
             effects = self._apply(happened(now))
@@ -219,8 +235,8 @@ class BranchesCore:
             raise
         return effects
 
-    def _apply(self, core_effects: Iterable[ConsistencyEffect]) -> list[BranchEffect]:
-        effects: list[BranchEffect] = []
+    def _apply(self, core_effects: Iterable[ConsistencyEffect]) -> list[InputEffect]:
+        effects: list[InputEffect] = []
         for effect in core_effects:
             match effect:
                 case ProcessStable() | ProcessTentative():
@@ -236,5 +252,5 @@ class BranchesCore:
         return effects
 
 
-InputEvent = Callable[[BranchesCore, float], list[BranchEffect]]
-"""A call of a method of the branches, at a time."""
+InputEvent = Callable[[StreamsCore, float], list[InputEffect]]
+"""A call of a method of the streams, at a time."""
