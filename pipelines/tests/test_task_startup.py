@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,8 @@ import pytest
 from task_world import Rows
 
 from rekindle.engine.model import State
+from rekindle.engine.state import operator
+from rekindle.engine.state.operator import EMPTY
 from rekindle.errors import StoreError
 from rekindle.protocol import BegunWindow, RestorePoint, TaskRef
 from rekindle.task import startup
@@ -74,10 +77,15 @@ def test_a_window_that_begins_anew_knows_from_where_on_it_has_all_rows(
     own: tuple[tuple[int, int], ...],
     first: int,
 ) -> None:
-    config: Any = SimpleNamespace(segment=SimpleNamespace(replicas=2))
+    topology = SimpleNamespace(spec=SimpleNamespace(max_delay=None))
+    config: Any = SimpleNamespace(segment=SimpleNamespace(replicas=2), topology=topology)
     store: Any = SimpleNamespace(restore=lambda point: (TaskState(7, 1, State({})), None))
     chain: Future[Any] = Future()
-    chain.set_result(SimpleNamespace(match_columns=lambda state: state))
+
+    def begins_after(state: State, bounds: Mapping[str, int]) -> State:
+        return State({id: operator.begins_after(EMPTY, us) for id, us in bounds.items()})
+
+    chain.set_result(SimpleNamespace(match_columns=lambda state: state, begins_after=begins_after))
     engine: Any = SimpleNamespace(chain=chain)
     status: Any = SimpleNamespace()
     started = Startup(config, store, engine, status)
