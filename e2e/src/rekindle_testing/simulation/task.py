@@ -121,12 +121,7 @@ class TaskProcess:
         self._events: deque[TaskCoreEvent] = deque()
         self._stepping = False
         slot = pod.slot
-        ref = TaskRef(
-            segment=slot.segment,
-            partition=slot.partition,
-            replica=slot.replica,
-            incarnation=pod.incarnation,
-        )
+        ref = TaskRef.of(slot, pod.incarnation)
         consistency = self._consistency(ref)
         self.core = TaskCore(
             TaskSettings(
