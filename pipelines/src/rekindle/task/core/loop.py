@@ -163,7 +163,7 @@ _SUBJECTS = {
 class LoopCore:
     """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
     digest of all output through the newest epoch in the log. All that can happen is a method that
-    returns effects, and raises InvalidTransition in a phase for which the table does not have it."""
+    returns effects; InvalidTransition if the table does not have it for the phase."""
 
     def __init__(
         self,
