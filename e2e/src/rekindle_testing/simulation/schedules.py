@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.consistency.states import ConsistencyEvent
 from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.protocol import ConsistencyState
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
@@ -48,7 +47,7 @@ _TENTATIVE = Variant(CHAIN, max_delay_s=2.0)
 
 SCHEDULES: Mapping[str, Schedule] = {
     "a refusal that comes too late": Schedule(
-        ("consistency", ConsistencyState.STABLE, ConsistencyEvent.PARTNER_REFUSED),
+        ("consistency", ConsistencyState.STABLE, "partner_refused"),
         [  # Without answers both replicas begin to correct; when the coordinator goes on, one is
             # done, and the slow one refuses what it was asked for long ago.
             _AWAY,
@@ -58,7 +57,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         _TENTATIVE,
     ),
     "a tentative epoch that fails during a correction": Schedule(
-        ("consistency", ConsistencyState.STABILIZATION, ConsistencyEvent.MAX_DELAY_CHANGED),
+        ("consistency", ConsistencyState.STABILIZATION, "max_delay_changed"),
         [
             _AWAY,
             *(_fault(FaultKind.SLOW_TASK, 34.0, 20.0, reader) for reader in _READERS),
