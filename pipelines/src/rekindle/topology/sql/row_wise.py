@@ -96,7 +96,7 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
         return SqlAnalysis(meant, (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
     problems = (
-        _check_calls(sql)
+        check_calls(sql)
         + check_functions(sql, tree, columns)
         + check_casts_without_date(sql, tree)
         + check_zones(tree)
@@ -105,7 +105,7 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
     outputs: list[list[Field] | None] = []
     selects: list[SelectAnalysis] = []
     for branch in _branches(tree, problems):
-        problems += _check_clauses(branch)
+        problems += check_clauses(branch)
         name = _input_of(branch, inputs, problems)
         outputs.append(None)
         if name is None:
@@ -139,7 +139,7 @@ def _what_was_meant(sql: str) -> tuple[Problem, ...]:
     if words and words[0].lower() not in _FIRST_WORDS:
         what, hint = f"does not parse: it begins with {words[0]}", "write SELECT ... FROM input"
         return (Problem("", "SqlDoesNotParse", what, hint),)
-    found = _check_calls(sql)
+    found = check_calls(sql)
     if any(call.name == "window" for call in calls(sql)):
         what = f"window() groups rows by time; {_PER_ROW}"
         found.insert(0, Problem("", "NotRowWise", what, f"use {_SIZE}"))
@@ -203,7 +203,8 @@ def _refused(key: str) -> Problem:
     return Problem("", "NotRowWise", f"{what} cannot be used; {_PER_ROW}", hint)
 
 
-def _check_clauses(branch: exp.Select) -> list[Problem]:
+def check_clauses(branch: exp.Select) -> list[Problem]:
+    """Clauses, and expressions over other rows, that no row-wise SELECT may have."""
     found = [_refused(key) for key in _extra(branch, set(_ALLOWED))]
     if branch.find(exp.QueryTransform):
         found.append(
@@ -230,7 +231,8 @@ def _has_other_scopes(branch: exp.Select) -> bool:
     )
 
 
-def _check_calls(sql: str) -> list[Problem]:
+def check_calls(sql: str) -> list[Problem]:
+    """Calls of functions that look at more than one row."""
     found = []
     for call in calls(sql):
         if call.name in functions.AGGREGATE:
