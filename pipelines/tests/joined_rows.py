@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import yaml
 from hypothesis import strategies as st
 
 from rekindle.arrow_types import arrow_schema
+from rekindle.engine.epochs import concatenate_epochs
 from rekindle.engine.operators.base import Advanced
 from rekindle.engine.operators.join import JoinOperator, open_join
 from rekindle.engine.state.operator import EMPTY, OperatorState
@@ -117,8 +119,6 @@ def inputs_of(found: History) -> list[EpochInput]:
 def call(
     join: JoinOperator, tables: dict[str, OperatorState], epochs: Sequence[EpochInput]
 ) -> Advanced:
-    from rekindle.engine.epochs import concatenate_epochs
-
     inputs: list[pa.Table | None] = []
     for at in range(2):
         schema = epochs[0].inputs[at].schema
@@ -160,7 +160,7 @@ def oracle(found: History) -> tuple[list[tuple[int, Row, Row]], int, int]:
 
 def pairs_of(rows: pa.Table) -> list[tuple[int, Row, Row]]:
     """As the oracle gives them; the columns of `JoinOperator.output` for the join of JOIN."""
-    found = []
+    found: list[tuple[int, Row, Row]] = []
     for row in rows.to_pylist():
         left = (row["__l0"], row["__l1"], _us(row["__l2"]))
         right = (row["__r0"], row["__r1"], _us(row["__r2"]))
@@ -170,6 +170,5 @@ def pairs_of(rows: pa.Table) -> list[tuple[int, Row, Row]]:
 
 
 def _us(time: Any) -> int:
-    import datetime as dt
-
-    return (time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)) // dt.timedelta(microseconds=1)
+    since: dt.timedelta = time - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+    return since // dt.timedelta(microseconds=1)

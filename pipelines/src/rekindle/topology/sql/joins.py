@@ -157,17 +157,18 @@ def _check(
         *check_zones(tree),
         *check_clauses(tree),
     ]
-    problems += [p for c in tree.find_all(exp.Column, exp.Star) if (p := _unqualified(c, inputs))]
+    stars = (item for item in tree.expressions if isinstance(item, exp.Star))
+    problems += [_names_no_input(inputs) for _ in stars]
+    problems += [p for c in tree.find_all(exp.Column) if (p := _unqualified(c, inputs)) is not None]
     return problems or check_columns(tree, visible) or check_casts(tree, visible)
 
 
-def _unqualified(column: exp.Expr, inputs: Mapping[str, Schema]) -> Problem | None:
+def _names_no_input(inputs: Mapping[str, Schema]) -> Problem:
+    return Problem("", "InvalidJoin", "* names no input", f"write {all_columns(list(inputs))}")
+
+
+def _unqualified(column: exp.Column, inputs: Mapping[str, Schema]) -> Problem | None:
     """Of a name that does not begin with an input."""
-    if isinstance(column, exp.Star):
-        if isinstance(column.parent, exp.Select):
-            hint = f"write {all_columns(list(inputs))}"
-            return Problem("", "InvalidJoin", "* names no input", hint)
-        return None
     first = column.parts[0].name.lower()
     if len(column.parts) > 1 and any(first == name.lower() for name in inputs):
         return None

@@ -41,10 +41,7 @@ _CLAUSES = {
     "distribute": ("DISTRIBUTE BY", "use keyBy and partitions of an operator"),
     "limit": ("LIMIT", "a stream has no end; use an operator with window to bound it"),
     "offset": ("OFFSET", "a stream has no end; use an operator with window to bound it"),
-    "joins": (
-        "JOIN",
-        "joins are not supported yet; join before or after Rekindle",
-    ),
+    "joins": ("JOIN", "use an operator with join"),
     "with": ("WITH", "write each step as an operator of its own"),
     "windows": ("WINDOW", "use an operator with window"),
     "qualify": ("QUALIFY", "use an operator with window"),
@@ -215,7 +212,9 @@ def check_clauses(branch: exp.Select) -> list[Problem]:
         found.append(Problem("", "NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
     if any(query is not branch for query in branch.find_all(exp.Query)):
         what = f"a subquery looks at other rows; {_PER_ROW}"
-        hint = "write a step as an operator of its own; joins are not supported yet, so a table to "
+        hint = (
+            "write a step as an operator of its own, a join for rows of another stream; a table to "
+        )
         hint += "look values up in has to be a list: IN ('a', 'b'), CASE or map(...)[key]"
         found.append(Problem("", "NotRowWise", what, hint))
     for node in branch.find_all(exp.Placeholder, exp.Parameter):
