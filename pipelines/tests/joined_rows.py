@@ -31,7 +31,10 @@ Epoch = tuple[Sequence[Row], Sequence[Row]]
 """Rows of the first and of the second input."""
 
 
-def topology(join: str = JOIN, operators: str = "", last: str = "both") -> Topology:
+def topology(
+    join: str = JOIN, operators: str = "", last: str = "both", queries: str = "both"
+) -> Topology:
+    """`queries`: the operator that a further query reads."""
     text = f"""
 checkpoint: {{store: 'file:///tmp/store'}}
 sources:
@@ -47,6 +50,7 @@ operators:
 - {{name: both, inputs: [orders, payments], join: {join}}}
 {operators}
 queries:
+- {{name: pairs, from: {queries}, sink: {{files: {{url: "file:///tmp/pairs"}}}}}}
 - {{name: q, from: {last}, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
 """
     return compile_topology(load_spec(yaml.safe_load(text)), "test", skip_cluster_checks=True)

@@ -37,7 +37,9 @@ class OperatorKind(ABC):
 
     node: OperatorSpec
 
-    has_state: ClassVar[bool] = True
+    needs_all_rows: ClassVar[bool] = False
+    """Whether a result without one of its rows would be wrong, and not only be missing: if it
+    begins later than the topology, it is told from which event time on it has all rows."""
     distributes_rows: ClassVar[bool] = False
     """Whether it always has keys by which rows are distributed."""
     inherits_partitions: ClassVar[bool] = False

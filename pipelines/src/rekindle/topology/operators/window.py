@@ -21,6 +21,8 @@ from rekindle.topology.windows.registry import check_window, windows_of
 
 
 class WindowOperatorKind(OperatorKind):
+    needs_all_rows = True
+
     @property
     def _window(self) -> WindowSpec:
         assert self.node.window is not None, f"operator {self.node.name} has no window"

@@ -159,7 +159,8 @@ def _check(
     ]
     stars = (item for item in tree.expressions if isinstance(item, exp.Star))
     problems += [_names_no_input(inputs) for _ in stars]
-    problems += [p for c in tree.find_all(exp.Column) if (p := _unqualified(c, inputs)) is not None]
+    columns = (c for c in tree.find_all(exp.Column) if not isinstance(c.parent, exp.Star))
+    problems += [p for c in columns if (p := _unqualified(c, inputs)) is not None]
     return problems or check_columns(tree, visible) or check_casts(tree, visible)
 
 
