@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from rekindle.coordinator.model import Partition
 from rekindle.streams.sunion import SUnion
+from rekindle.topology.model import Partition
 from rekindle_testing.simulation import mutants, topologies
 from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.coordinator_api import TOPOLOGY, compiled

@@ -29,7 +29,7 @@ from rekindle.coordinator.model import (
     Generation,
     Pod,
     ReadNewestManifest,
-    ReportMovementPhase,
+    ReportRestorePoint,
     WriteManifest,
 )
 from rekindle.coordinator.shell.store import CheckpointStore
@@ -117,7 +117,7 @@ class TaskProcesses:
         self.origin_s = origin_s
         self._environment = environment
         self.replicas: dict[Slot, Replica] = {}
-        self.movement_phases: list[ReportMovementPhase] = []
+        self.restore_points: list[ReportRestorePoint] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -172,8 +172,8 @@ class TaskProcesses:
                         if written is None
                         else self.core.manifest_written(written, now)
                     )
-                case ReportMovementPhase():
-                    self.movement_phases.append(effect)
+                case ReportRestorePoint():
+                    self.restore_points.append(effect)
 
     def poll_all(self) -> None:
         for slot, replica in self.replicas.items():
@@ -200,7 +200,7 @@ class TaskProcesses:
         while not condition():
             responses = {r.slot.key: r.response for r in self.replicas.values()}
             logs = [r.output.read_text()[-1500:] for r in self.replicas.values()]
-            assert time.monotonic() < deadline, f"{responses} {self.movement_phases} {logs}"
+            assert time.monotonic() < deadline, f"{responses} {self.restore_points} {logs}"
             self.poll_all()
             time.sleep(0.05)
 

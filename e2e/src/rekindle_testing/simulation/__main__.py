@@ -122,7 +122,7 @@ def summary(outcomes: Sequence[Outcome]) -> list[str]:
         f"{len(outcomes)} simulations, {sum(len(o.faults) for o in outcomes)} faults, "
         f"{sum(o.appended for o in outcomes)} epochs computed, "
         f"{sum(o.written for o in outcomes)} written, "
-        f"{sum(o.moved for o in outcomes)} states moved, "
+        f"{sum(o.moved for o in outcomes)} states lent, "
         f"{sum(o.tentative for o in outcomes)} tentative epochs; failed seeds: {failed or 'none'}",
         f"simulated seconds from the last fault until all was done: p50 {median(seconds):.1f}, "
         f"max {max(seconds):.1f}",

@@ -73,7 +73,7 @@ class SimulatedCluster:
         buffered_epochs: int = 1024,
         operators_skew_s: float = 0.0,
     ) -> None:
-        """`buffered_epochs`: the most that a task whose output may be tentative keeps of a channel.
+        """`buffered_epochs`: the most that a task keeps of a channel.
         `operators_skew_s`: how far the clock of one operator is ahead, and that of the other one
         behind."""
         self.scheduler = scheduler

@@ -17,10 +17,9 @@ from rekindle.coordinator.model import (
     ReadNewestManifest,
     StepDown,
     WriteManifest,
-    partition_of,
 )
 from rekindle.protocol import PollResponse
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Slot, partition_of
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator_api import (
     ApiAccess,

@@ -10,7 +10,7 @@ from functools import partial
 
 from rekindle_testing.simulation.cluster import OPERATORS, SimulatedCluster
 from rekindle_testing.simulation.faults import EVICTS_GATED, Fault, FaultKind
-from rekindle_testing.simulation.movements import Movements
+from rekindle_testing.simulation.lending import Borrowing
 from rekindle_testing.simulation.network import API, SINKS, STORE
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.silence import FaultCount
@@ -132,13 +132,13 @@ class Injector:
                 return key, None
             case FaultKind.WRONG_RESULT:
                 return self._inject_wrong_result(fault)
-            case FaultKind.FAIL_DONOR | FaultKind.FAIL_NEWCOMER:
-                return self._inject_into_movement(fault)
+            case FaultKind.FAIL_LENDER | FaultKind.FAIL_NEWCOMER:
+                return self._inject_into_lending(fault)
         return None
 
     def _inject_wrong_result(self, fault: Fault) -> Injected:
         """`other` chooses what the replica computes if it computes the epoch again."""
-        cluster, slots = self._cluster, Movements(self._cluster).replaceable()
+        cluster, slots = self._cluster, Borrowing(self._cluster).replaceable()
         cluster.watch_wrong_results(self._log)
         if not slots:
             return "no replica has a Live partner", None
@@ -148,26 +148,26 @@ class Injector:
         what = f"{pod.slot.key} incarnation {pod.incarnation}, {pod.wrong_result.recurrence.name}"
         return what, None
 
-    def _inject_into_movement(self, fault: Fault) -> Injected:
-        """Lose a replica that has a partner; then let one party (donor or newcomer) fail of the
-        session that moves the partner's state to the new pod."""
-        cluster, movements = self._cluster, Movements(self._cluster)
-        slots = movements.replaceable()
+    def _inject_into_lending(self, fault: Fault) -> Injected:
+        """Lose a replica that has a partner; then let one party fail: the partner that lends its
+        state to the new pod, or that pod."""
+        cluster, parties = self._cluster, Borrowing(self._cluster)
+        slots = parties.replaceable()
         if not slots:
             return "no replica has a Live partner", None
         lost = cluster.pods[slots[fault.target % len(slots)]]
         cluster.evict(lost, by_force=True)
-        donates = fault.kind is FaultKind.FAIL_DONOR
+        lends = fault.kind is FaultKind.FAIL_LENDER
         over_at, ends = self._scheduler.now + fault.seconds, list[Callable[[], None]]()
 
         def fail_party() -> None:
-            party = movements.donor_for(lost.slot) if donates else movements.newcomer(lost.slot)
+            party = parties.lender_for(lost.slot) if lends else parties.newcomer(lost.slot)
             if party is not None:
                 self._log(f"{fault.kind}: {party.slot.key} incarnation {party.incarnation}")
                 ends.append(self._fail_party(party, fault.other))
 
         def look() -> None:
-            found = movements.donor_for(lost.slot) if donates else movements.newcomer(lost.slot)
+            found = parties.lender_for(lost.slot) if lends else parties.newcomer(lost.slot)
             if found is not None:
                 self._scheduler.after((fault.other % 10) * _MAX_PARTY_DELAY_S / 10, fail_party)
             elif self._scheduler.now < over_at:

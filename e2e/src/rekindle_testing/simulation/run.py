@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from random import Random
 
 from rekindle import names
-from rekindle.coordinator.model import Partition
 from rekindle.protocol import ConsistencyState
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
@@ -69,7 +68,7 @@ _UNCHANGED_S = 10.0
 class Outcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
     the end of the last fault until all was done. `appended`, `written`, `tentative`: epochs;
-    `moved`: states. `cells`: how often each event happened in each state of the
+    `moved`: states that were lent. `cells`: how often each event happened in each state of the
     transition tables."""
 
     seed: int
@@ -174,7 +173,7 @@ class Simulation:
             done_after,
             checks.appended_epochs,
             checks.written_epochs,
-            checks.movements,
+            checks.borrowed_states,
             checks.tentative_epochs,
             cells,
             self.lines,
@@ -252,11 +251,11 @@ class Simulation:
             phase = pod.boot.core.status.phase if pod is not None and pod.boot is not None else None
             if phase != "Live":
                 missing.append(f"{slot.key} is {phase}")
-            branches = pod.boot.tentative.branches if pod is not None and pod.boot else None
-            if branches is None or branches.state is ConsistencyState.STABLE:
+            streams = pod.boot.tentative.streams if pod is not None and pod.boot else None
+            if streams is None or streams.state is ConsistencyState.STABLE:
                 self._was_stable.add(slot)
             elif slot not in self._was_stable:
-                missing.append(f"the output of {slot.key} is in {branches.state}")
+                missing.append(f"the output of {slot.key} is in {streams.state}")
         if cluster.checks.wrong_result_checks is not None:
             missing += cluster.checks.wrong_result_checks.not_done()
         newest = cluster.store.newest

@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.consistency.states import ConsistencyEvent
 from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
-from rekindle.exchange.state_mover.phases import DonorEvent, DonorPhase
 from rekindle.protocol import ConsistencyState
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_testing.simulation.coverage import Cell
@@ -41,8 +39,6 @@ def _fault(kind: FaultKind, at: float, seconds: float, target: int = 0, other: i
 
 
 _REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
-_KILLED_2_S_LATER = 8  # `other` of FAIL_NEWCOMER: the last digit is the delay, the tens are how
-_UNREADABLE_AT_ONCE = 40  # the same of FAIL_DONOR: what it reads of its disk next
 _AWAY = _fault(FaultKind.STOP_TASK, 20.0, 14.0, target=0)
 """In CHAIN, one of the two partitions of the source is away."""
 _READERS = (2, 3)
@@ -51,7 +47,7 @@ _TENTATIVE = Variant(CHAIN, max_delay_s=2.0)
 
 SCHEDULES: Mapping[str, Schedule] = {
     "a refusal that comes too late": Schedule(
-        ("consistency", ConsistencyState.STABLE, ConsistencyEvent.PARTNER_REFUSED),
+        ("consistency", ConsistencyState.STABLE, "partner_refused"),
         [  # Without answers both replicas begin to correct; when the coordinator goes on, one is
             # done, and the slow one refuses what it was asked for long ago.
             _AWAY,
@@ -61,7 +57,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         _TENTATIVE,
     ),
     "a tentative epoch that fails during a correction": Schedule(
-        ("consistency", ConsistencyState.STABILIZATION, ConsistencyEvent.MAX_DELAY_CHANGED),
+        ("consistency", ConsistencyState.STABILIZATION, "max_delay_changed"),
         [
             _AWAY,
             *(_fault(FaultKind.SLOW_TASK, 34.0, 20.0, reader) for reader in _READERS),
@@ -81,18 +77,6 @@ SCHEDULES: Mapping[str, Schedule] = {
         ],
         Variant(DIAMOND),
         first_seed=4,
-    ),
-    "a newcomer that starts again before its donor has pinned state": Schedule(
-        ("donor", DonorPhase.PINNING, DonorEvent.SUPERSEDED),
-        [_fault(FaultKind.FAIL_NEWCOMER, 17.5, 10.0, target=1, other=_KILLED_2_S_LATER)],
-        Variant(CHAIN),
-        first_seed=6,
-    ),
-    "a donor whose disk fails while it sends": Schedule(
-        ("donor", DonorPhase.SENDING, DonorEvent.READ_FAILED),
-        [_fault(FaultKind.FAIL_DONOR, 17.5, 10.0, target=1, other=_UNREADABLE_AT_ONCE)],
-        Variant(CHAIN),
-        first_seed=3,
     ),
     "an edit while pods wait behind their gates": Schedule(
         ("slot", SlotPhase.GATED, SlotEvent.LOSS_FOUND),

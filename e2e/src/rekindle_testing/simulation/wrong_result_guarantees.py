@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import build_graph, downstream
 from rekindle.protocol import TaskPhase
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.wrong_results import Recurrence
 

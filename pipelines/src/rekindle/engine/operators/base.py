@@ -13,7 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from rekindle.engine.epochs import Clock
-from rekindle.engine.model import DroppedRows
+from rekindle.engine.model import DroppedRows, table_id
 from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import RunShape
 from rekindle.engine.state.spill import RunFiles
@@ -109,12 +109,6 @@ class Operator(Protocol):
 
 def view_name(operator: Operator) -> str:
     return f"__closed_{operator.node.name}"
-
-
-def table_id(operator: str, name: str) -> str:
-    """The name of a table in a chain's state, in checkpoints and between replicas. `operator`: its
-    id, which has no dot."""
-    return f"{operator}.{name}" if name else operator
 
 
 def tables_of(operator: Operator) -> dict[str, str]:

@@ -14,6 +14,7 @@ from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
     EventTimeSpec,
+    JoinSpec,
     OperatorCheckpointSpec,
     OperatorSpec,
     RecoverySpec,
@@ -67,6 +68,10 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
         for kind in OperatorSpec.KINDS
         if kind not in KINDS
+    },
+    JoinSpec: {
+        "type": ("a join of this type", "use Inner, or leave type out"),
+        "when_missing": ("whenMissing Block", "use EmitMatches, or leave it out"),
     },
     WindowSpec: {
         field: (f"a window by {WindowSpec.name_of(field)}", _HINT_WINDOW)
