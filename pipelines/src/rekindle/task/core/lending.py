@@ -63,8 +63,11 @@ class LendingCore:
     def requested(self, state: TaskState, not_before: int, now: float) -> None:
         """A poll asks for a state that is not older than an epoch. `state`: the newest one."""
         self.woken(now)
-        newest = self.newest
-        if state.epoch < not_before or (newest is not None and newest.epoch >= not_before):
+        newest = next(reversed(self._lent.values()), None)
+        if newest is not None and newest.snapshot.epoch >= not_before:
+            newest.read_at = now  # it will be
+            return
+        if state.epoch < not_before:
             return
         try:
             snapshot = self._snapshots.take(Holder.PARTNER, state)
