@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.checkpoints.codec import LENT
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import PollRequest, RestorePoint
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.snapshots import Holder, Snapshot, SnapshotsFull
 from rekindle.task.state import TaskState
 
@@ -59,6 +60,12 @@ class LendingCore:
     @property
     def wake_at(self) -> float | None:
         return min((lent.expires_at for lent in self._lent.values()), default=None)
+
+    def poll_accepted(self, poll: PollRequest, newest: TaskState, now: float) -> None:
+        """`newest`: the task's newest state."""
+        if poll.lend:
+            committed = poll.committed
+            self.requested(newest, committed.epoch if committed is not None else NO_EPOCH, now)
 
     def requested(self, state: TaskState, not_before: int, now: float) -> None:
         """A poll asks for a state that is not older than an epoch. `state`: the newest one."""
