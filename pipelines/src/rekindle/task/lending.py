@@ -23,7 +23,6 @@ from rekindle.checkpoints.store import UnreadableObject
 from rekindle.errors import ObjectMissing, StoreError
 from rekindle.identity import Identity
 from rekindle.protocol import Endpoint, PollRequest, RestorePoint
-from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.io_thread import CallThread
 from rekindle.streams.wire import LENT_PATH, MAX_ERROR_BYTES, MessageIdentity, lent_object
 from rekindle.task.core.lending import LendingCore, SnapshotKeeper
@@ -60,11 +59,9 @@ class StateLender:
         self._thread = CallThread("state-lender")
 
     def apply_poll(self, poll: PollRequest) -> None:
-        if poll.lend:
-            not_before = poll.committed.epoch if poll.committed is not None else NO_EPOCH
-            with self._lock:
-                self._core.requested(self._state(), not_before, time.monotonic())
-                self.newest = self._core.newest
+        with self._lock:
+            self._core.poll_accepted(poll, self._state(), time.monotonic())
+            self.newest = self._core.newest
 
     def tick(self) -> None:
         if self.newest is not None:

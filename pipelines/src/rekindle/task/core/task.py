@@ -138,7 +138,8 @@ class TaskCore:
             effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
         if changed:
             effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(poll, now))
-            self._lend(poll)
+            if self.parts is not None and not self.supervisor.ended:
+                self.lending.poll_accepted(poll, self.parts.loop.state, now)
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -321,11 +322,6 @@ class TaskCore:
         if entry.refused:
             effects += self.saver.entries_refused(entry.refused, self._now)
         return effects
-
-    def _lend(self, poll: PollRequest) -> None:
-        if poll.lend and self.parts is not None and not self.supervisor.ended:
-            not_before = poll.committed.epoch if poll.committed is not None else NO_EPOCH
-            self.lending.requested(self.parts.loop.state, not_before, self._now)
 
     def _apply_start_effects(self, start_effects: Sequence[StartEffect]) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
