@@ -34,8 +34,8 @@ from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.protocol import TaskPhase
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.output_times import WrittenFile, latencies, percentiles
-from rekindle_testing.harness.report import Row, load_average, report
-from rekindle_testing.harness.task_processes import Replica, TaskProcesses, task_processes
+from rekindle_testing.harness.report import Measurement, load_average, report
+from rekindle_testing.harness.task_processes import ReplicaProcess, TaskProcesses, task_processes
 
 NAME_BYTES, ROW_BYTES = 1_000, 1_040
 FILL_S, LEAST_ROWS_PER_S, CHANGED_GROUPS = 60, 1_000, 1_000
@@ -103,7 +103,7 @@ class Movement:
     newcomer_before_mib: float = 0.0
     newcomer_mib: float = 0.0
 
-    def observe(self, donor: Replica, newcomer: Replica) -> None:
+    def observe(self, donor: ReplicaProcess, newcomer: ReplicaProcess) -> None:
         now = time.monotonic()
         self._observe_phase(newcomer, now)
         memory_mib = _anonymous_mib(newcomer)
@@ -113,7 +113,7 @@ class Movement:
             self.donor_mib = max(self.donor_mib, _anonymous_mib(donor))
             self.newcomer_mib = max(self.newcomer_mib, memory_mib)
 
-    def _observe_phase(self, newcomer: Replica, now: float) -> None:
+    def _observe_phase(self, newcomer: ReplicaProcess, now: float) -> None:
         response = newcomer.response
         if response is None or response.movement is None:
             return
@@ -145,7 +145,7 @@ def main() -> None:
     report("state_movement", [*rows, load_average()])
 
 
-def _measured(megabytes: int) -> list[Row]:
+def _measured(megabytes: int) -> list[Measurement]:
     groups = megabytes * 1_000_000 // ROW_BYTES
     rows_per_s = max(LEAST_ROWS_PER_S, groups // FILL_S)
     filled_epoch = groups // rows_per_s + 1
@@ -167,11 +167,11 @@ def _measured(megabytes: int) -> list[Row]:
     return rows
 
 
-def _is_replicated(tasks: TaskProcesses, replica: Replica) -> bool:
+def _is_replicated(tasks: TaskProcesses, replica: ReplicaProcess) -> bool:
     return sum(slot.segment == replica.slot.segment for slot in tasks.replicas) > 1
 
 
-def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
+def _rebuild(tasks: TaskProcesses, lost: ReplicaProcess, partner: ReplicaProcess) -> Movement:
     lost.kill()
     movement = Movement(time.monotonic())
     newcomer = tasks.start(lost.slot)
@@ -191,12 +191,14 @@ def _poll(tasks: TaskProcesses) -> None:
     time.sleep(POLL_S)
 
 
-def _anonymous_mib(replica: Replica) -> float:
+def _anonymous_mib(replica: ReplicaProcess) -> float:
     memory = psutil.Process(replica.process.pid).memory_info()
     return float(memory.rss - memory.shared) / MIB
 
 
-def _movement_rows(megabytes: int, movement: Movement, donor_before_mib: float) -> list[Row]:
+def _movement_rows(
+    megabytes: int, movement: Movement, donor_before_mib: float
+) -> list[Measurement]:
     moved_mb = movement.chunks * CHUNK_BYTES / 1e6
     read_s, send_s, install_s = (movement.phase_s(phase) for phase in _MOVING)
     figures = {
@@ -213,18 +215,18 @@ def _movement_rows(megabytes: int, movement: Movement, donor_before_mib: float) 
         "newcomer": (movement.newcomer_before_mib, movement.newcomer_mib),
     }
     what = f"{megabytes} MB"
-    rows = [Row(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
+    rows = [Measurement(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
     for party, (before, most) in before_after.items():
         grown = round(most - before, 1)
         values = {"before MiB": round(before, 1), "grown MiB": grown}
         met = grown <= MEMORY_TARGET_MIB
-        rows.append(Row(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
+        rows.append(Measurement(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
     return rows
 
 
 def _epoch_row(
-    megabytes: int, tasks: TaskProcesses, partner: Replica, began: float, movement: Movement
-) -> Row:
+    megabytes: int, tasks: TaskProcesses, partner: ReplicaProcess, began: float, movement: Movement
+) -> Measurement:
     """Latencies of the partner's epochs before the kill and until the newcomer was Live."""
     computed = []
     newest = 0
@@ -242,7 +244,7 @@ def _epoch_row(
         found = percentiles(latencies(computed, tasks.origin_s, EPOCH_S, since, until))
         figures |= {f"{when} p50 s": round(found.p50, 3), f"{when} p99 s": round(found.p99, 3)}
     figures["longest pause s"] = round(partner.longest_pause_s(movement.killed), 3)
-    return Row(f"{megabytes} MB: epochs of the partner", figures)
+    return Measurement(f"{megabytes} MB: epochs of the partner", figures)
 
 
 if __name__ == "__main__":

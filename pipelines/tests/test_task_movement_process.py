@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rekindle.connectors.compare import read_sink
-from rekindle_testing.harness.task_processes import Replica, TaskProcesses, task_processes
+from rekindle_testing.harness.task_processes import ReplicaProcess, TaskProcesses, task_processes
 
 PAUSE_S = 4.0
 """More than this between two epochs of the partner is a pause: 8 epochs, on a slow machine."""
@@ -61,7 +61,7 @@ def cluster(tmp_path: Path, cds_archive: Path) -> Iterator[TaskProcesses]:
         yield made
 
 
-def require_moved(cluster: TaskProcesses, newcomer: Replica) -> None:
+def require_moved(cluster: TaskProcesses, newcomer: ReplicaProcess) -> None:
     """The newcomer started from its partner's state, not from a checkpoint."""
     assert newcomer.response is not None
     report = newcomer.response.movement
@@ -111,6 +111,6 @@ def holds(cluster: TaskProcesses) -> bool:
     return any(report.holds or report.donates for report in reports if report is not None)
 
 
-def sinks_of(replica: Replica) -> Any:
+def sinks_of(replica: ReplicaProcess) -> Any:
     assert replica.response is not None
     return replica.response.sinks

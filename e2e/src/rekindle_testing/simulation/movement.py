@@ -32,7 +32,7 @@ from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import Network, Refused, Reply, TimedOut
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 from rekindle_testing.simulation.values import FoldedState
 
 DONOR = DonorLimits(chunk_bytes=128, chunks_at_once=3, lease_s=20.0)
@@ -83,7 +83,7 @@ class SimulatedMover:
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         scheduler: Scheduler,
         network: Network,
         core: TaskCore,

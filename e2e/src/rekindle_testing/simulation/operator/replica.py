@@ -37,11 +37,11 @@ from rekindle_testing.simulation.kube.objects import (
     ApiEvent,
     ApiRequest,
 )
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import LivenessProbe, Network
 from rekindle_testing.simulation.operator.client import SimulatedClient
 from rekindle_testing.simulation.operator.program import InlinePool, Program, SimulatedEvent
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 _PROBE_TICK_S = 0.25
 _MAX_OVERSLEEP_S = 0.3
@@ -70,13 +70,13 @@ class OperatorReplica:
         self,
         scheduler: Scheduler,
         network: Network,
-        server: ApiServer,
+        server: SimulatedApiServer,
         settings: Settings,
         host: str,
         skew_s: float,
         on_write: OnWrite,
     ) -> None:
-        self.process = Process(scheduler, host)
+        self.process = SimulatedProcess(scheduler, host)
         self._scheduler = scheduler
         self._network = network
         self._server = server
@@ -244,7 +244,7 @@ class _Cache(ClusterCache):
         self,
         api: SimulatedClient,
         clock: Callable[[], float],
-        process: Process,
+        process: SimulatedProcess,
         program: Callable[[], Program],
     ) -> None:
         super().__init__(api, None, clock, monotonic=lambda: process.scheduler.now)
