@@ -16,7 +16,7 @@ from model_objects import topology_json
 from rekindle_operator.cluster.cache import ClusterCache
 from rekindle_operator.loop import TopologyLister
 from rekindle_operator.nesting import MAX_SPEC_DEPTH, is_too_deep, raise_recursion_limit
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 
 _API_SERVER_DEPTH = 10_000
 
@@ -40,7 +40,7 @@ def nested(levels: int) -> Any:
 def relister(
     cluster: ClusterCache, monkeypatch: pytest.MonkeyPatch, listing: Any
 ) -> TopologyLister:
-    made = TopologyLister(client.ApiClient(), cluster, Settings())
+    made = TopologyLister(client.ApiClient(), cluster, OperatorSettings())
     monkeypatch.setattr(made._custom, "list_cluster_custom_object", lambda *_, **__: listing())
     return made
 
@@ -103,5 +103,5 @@ def test_an_unexpected_error_is_logged_and_the_list_repeated(
     made = relister(found, monkeypatch, listing)
     assert [made.list_again() for _ in range(3)] == [1.0, 2.0, 4.0], "seconds until the next"
     assert found.stalled_watches == ("streamtopologies",)
-    assert made.list_again() == Settings().timing.resync_s
+    assert made.list_again() == OperatorSettings().timing.resync_s
     assert not found.stalled_watches

@@ -29,7 +29,7 @@ from rekindle_operator.loop import ControlLoop, TopologyLister
 from rekindle_operator.metrics import serve
 from rekindle_operator.nesting import raise_recursion_limit
 from rekindle_operator.probe import HealthProber
-from rekindle_operator.settings import Settings, read_settings
+from rekindle_operator.settings import OperatorSettings, read_settings
 from rekindle_operator.uncached_check import UncachedCheck
 
 logger = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _exit_if_it_ends(run: Callable[[], None]) -> None:
     os._exit(1)
 
 
-def _watch(cluster: ClusterCache, settings: Settings) -> None:
+def _watch(cluster: ClusterCache, settings: OperatorSettings) -> None:
     """Run Kopf in the main thread, until SIGTERM or SIGINT."""
     kopf.run(
         registry=make_registry(cluster),

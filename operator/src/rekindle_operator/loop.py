@@ -32,7 +32,7 @@ from rekindle_operator.pacing import StandbyPasses, wait_s
 from rekindle_operator.reconcile.actions import TopologyActions
 from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.core import reconcile_all, report_undecided
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 from rekindle_operator.topology_status import RecoveryEntry
 from rekindle_operator.uncached_check import UncachedCheck
 
@@ -51,7 +51,7 @@ def decide(
     take_snapshot: Callable[[], Snapshot],
     uncached_check: UncachedCheck,
     clock: Callable[[], float],
-    settings: Settings,
+    settings: OperatorSettings,
 ) -> tuple[Snapshot, list[TopologyActions]]:
     """The decisions, and the snapshot that they are made from.
 
@@ -89,7 +89,7 @@ class ControlLoop:
         cluster: ClusterCache,
         executor: Executor,
         uncached_check: UncachedCheck,
-        settings: Settings,
+        settings: OperatorSettings,
         leader: Leader,
         list_topologies: Callable[[], bool],
         clock: Callable[[], float],
@@ -224,7 +224,9 @@ def _duration_s(entry: RecoveryEntry) -> float:
 class TopologyLister:
     """Lists topologies: at the start, when the CRD appears, and at intervals."""
 
-    def __init__(self, api: client.ApiClient, cluster: ClusterCache, settings: Settings) -> None:
+    def __init__(
+        self, api: client.ApiClient, cluster: ClusterCache, settings: OperatorSettings
+    ) -> None:
         self._custom = client.CustomObjectsApi(api)
         self._cluster = cluster
         self._settings = settings

@@ -12,7 +12,7 @@ from typing import Any
 from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
-from rekindle_operator.settings import Settings, Timing
+from rekindle_operator.settings import OperatorSettings, Timing
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
@@ -55,7 +55,7 @@ _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
 _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
 
 
-SETTINGS = Settings(
+SETTINGS = OperatorSettings(
     timing=Timing(rebalance_settle_s=4.0, rebalance_timeout_s=8.0, rebalance_retry_s=4.0)
 )
 """Moves to emptier nodes begin and fail within the time of a simulation."""

@@ -23,7 +23,7 @@ from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.probe import start_due_probes
-from rekindle_operator.settings import Election, Settings
+from rekindle_operator.settings import Election, OperatorSettings
 from rekindle_operator.uncached_check import UncachedCheck
 from rekindle_testing.simulation.kube.objects import (
     BEGIN_UNIX_S,
@@ -71,7 +71,7 @@ class OperatorReplica:
         scheduler: Scheduler,
         network: Network,
         server: SimulatedApiServer,
-        settings: Settings,
+        settings: OperatorSettings,
         host: str,
         skew_s: float,
         on_write: OnWrite,
