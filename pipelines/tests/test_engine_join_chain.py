@@ -10,7 +10,7 @@ import pytest
 from joined_rows import history, inputs_of, oracle, topology
 from spark_parts import StartSession
 
-from rekindle.engine.model import State
+from rekindle.engine.model import EpochOutput, State
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 
@@ -63,7 +63,7 @@ def test_condition_and_columns_are_those_of_spark(session: Any, select: str) -> 
     chain = SparkChain(compiled.segments[-1], compiled, session)
     found = epochs()
     one = chain.process(State(), found)
-    state, outputs = State(), []
+    state, outputs = State(), list[EpochOutput]()
     for epoch in found:
         result = chain.process(state, [epoch])
         state, outputs = result.state, [*outputs, *result.outputs]

@@ -35,8 +35,9 @@ def test_every_query_gives_the_rows_of_the_oracle(tmp_path: Path) -> None:
     data, output = tmp_path / "input", tmp_path / "output"
     rows = module("generate").generate(data, events=5_000, rate=100, seed=1)
     assert rows == {"persons": 100, "auctions": 300, "bids": 4_600}
-    command = [Path(sys.executable).with_name("rekindle"), "run", EXAMPLE / "topology.yaml"]
-    subprocess.run([*command, "--input", data, "--output", output], check=True)
+    command = [str(Path(sys.executable).with_name("rekindle")), "run"]
+    places = ["--input", str(data), "--output", str(output)]
+    subprocess.run([*command, str(EXAMPLE / "topology.yaml"), *places], check=True)
     results = module("check").check(data, output)
     assert {path.name for path in output.iterdir()} == set(results)
     assert all(right for right, _, _ in results.values())

@@ -20,7 +20,7 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import Network, Refused, Reply, TimedOut
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
@@ -49,7 +49,7 @@ class LentState:
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         scheduler: Scheduler,
         network: Network,
         core: TaskCore,

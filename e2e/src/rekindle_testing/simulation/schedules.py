@@ -15,8 +15,8 @@ from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.protocol import ConsistencyState
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_testing.simulation.coverage import Cell
-from rekindle_testing.simulation.faults import Fault, FaultKind
-from rekindle_testing.simulation.run import Outcome, simulate
+from rekindle_testing.simulation.faults import FaultKind, SimulatedFault
+from rekindle_testing.simulation.run import SimulationOutcome, simulate
 from rekindle_testing.simulation.topologies import CHAIN, DIAMOND, Variant
 from rekindle_testing.simulation.wrong_results import Recurrence
 
@@ -29,13 +29,15 @@ class Schedule:
     happened."""
 
     cell: Cell
-    faults: Sequence[Fault]
+    faults: Sequence[SimulatedFault]
     variant: Variant
     first_seed: int = 0
 
 
-def _fault(kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0) -> Fault:
-    return Fault(at, kind, target, other, seconds)
+def _fault(
+    kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0
+) -> SimulatedFault:
+    return SimulatedFault(at, kind, target, other, seconds)
 
 
 _REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
@@ -90,10 +92,10 @@ SCHEDULES: Mapping[str, Schedule] = {
 """What leads to a transition that random faults hardly ever lead to, by what happens."""
 
 
-def run_schedule(name: str) -> list[Outcome]:
+def run_schedule(name: str) -> list[SimulationOutcome]:
     """The outcomes of its seeds up to the first one that fails, or in which the transition has
     happened; of 40 at most."""
-    schedule, outcomes = SCHEDULES[name], list[Outcome]()
+    schedule, outcomes = SCHEDULES[name], list[SimulationOutcome]()
     for seed in range(schedule.first_seed, schedule.first_seed + _MAX_SEEDS):
         outcomes.append(outcome := simulate(seed, schedule.faults, schedule.variant))
         if outcome.failure is not None or outcome.cells.get(schedule.cell):

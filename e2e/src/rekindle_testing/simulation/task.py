@@ -69,8 +69,8 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition, partition_of
 from rekindle_testing.simulation.lending import LentRequest, LentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
-from rekindle_testing.simulation.reading import ReadRequest
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.reading import SimulatedRead
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.serving import LogServer
 from rekindle_testing.simulation.sink_calls import SinkCalls
 from rekindle_testing.simulation.source import SimulatedSource
@@ -94,7 +94,7 @@ _TAKE_TIMEOUT_S = 0.25
 _STORE_TIMEOUT_S = 5.0
 
 
-TaskRequest = PollRequest | ReadRequest | LentRequest
+TaskRequest = PollRequest | SimulatedRead | LentRequest
 
 
 class TaskProcess:
@@ -104,7 +104,7 @@ class TaskProcess:
         scheduler = surroundings.scheduler
         self.pod = pod
         self.partition: Partition = partition_of(pod.slot)
-        self.process = Process(scheduler, pod.address)
+        self.process = SimulatedProcess(scheduler, pod.address)
         self._around = surroundings
         self._scheduler = scheduler
         self._disk = pod.disk
@@ -184,7 +184,7 @@ class TaskProcess:
                 self._serve_poll(request, reply)
             case _ if self.core.parts is None:
                 reply(Refused())
-            case ReadRequest(incarnation=incarnation):
+            case SimulatedRead(incarnation=incarnation):
                 if incarnation not in (None, self.pod.incarnation):
                     reply(Refused())
                 else:
