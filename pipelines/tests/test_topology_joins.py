@@ -84,6 +84,12 @@ def test_joins_of_windows_need_no_bounds() -> None:
     assert kind.bounds(["window_end", "window_end"]) == Bounds(0, 0)
 
 
+def test_a_semi_join_has_the_columns_of_the_first_input() -> None:
+    node = topology(join(type="Semi")).nodes["both"]
+    assert node.schema.names == ["k", "n", "t", "tags"]
+    assert node.event_time == "t"
+
+
 @pytest.mark.parametrize(
     ("on", "expected"),
     [

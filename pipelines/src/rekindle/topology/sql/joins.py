@@ -68,16 +68,20 @@ def all_columns(inputs: Sequence[str]) -> str:
     return ", ".join(f"{quote(name)}.*" for name in inputs)
 
 
-def analyze_join(on: str, select: str, inputs: Mapping[str, Schema]) -> JoinAnalysis:
-    """`on` has been parsed (`parse_condition`)."""
+def analyze_join(
+    on: str, select: str, inputs: Mapping[str, Schema], selected: Sequence[str]
+) -> JoinAnalysis:
+    """`on` has been parsed (`parse_condition`); `selected`: the inputs that `select` may name."""
     visible = VisibleColumns({name.lower(): list(schema) for name, schema in inputs.items()})
     problems = _check(on, _expressions(on), visible, inputs)
     try:
         chosen = _expressions(select)
     except InvalidSql as error:
         return JoinAnalysis((*problems, *error.problems), ((), ()), None, ())
-    problems += (found := _check(select, chosen, visible, inputs))
-    fields = None if found else output_columns(chosen, visible, problems)
+    of_output = {name: inputs[name] for name in selected}
+    shown = VisibleColumns({name.lower(): list(inputs[name]) for name in selected})
+    problems += (found := _check(select, chosen, shown, of_output))
+    fields = None if found else output_columns(chosen, shown, problems)
     if fields is None or problems:
         return JoinAnalysis(tuple(dict.fromkeys(problems)), ((), ()), None, ())
     trees = (_expressions(on), chosen)
