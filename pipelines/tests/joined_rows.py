@@ -32,7 +32,11 @@ Epoch = tuple[Sequence[Row], Sequence[Row]]
 
 
 def topology(
-    join: str = JOIN, operators: str = "", last: str = "both", queries: str = "both"
+    join: str = JOIN,
+    operators: str = "",
+    last: str = "both",
+    queries: str = "both",
+    payments: str = PAYMENTS,
 ) -> Topology:
     """`queries`: the operator that a further query reads."""
     text = f"""
@@ -43,7 +47,7 @@ sources:
   eventTime: {{column: t}}
   files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}
 - name: payments
-  schema: "{PAYMENTS}"
+  schema: "{payments}"
   eventTime: {{column: u}}
   files: {{url: "file:///tmp/in", format: parquet, orderBy: u, rowsPerSecond: 1}}
 operators:

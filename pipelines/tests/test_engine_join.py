@@ -104,7 +104,8 @@ def restored(tables: dict[str, OperatorState]) -> dict[str, OperatorState]:
     ids = {f"op.{name}": table for name, table in tables.items()}
     ref = store.save("seg", 0, 7, 5, ["op"], State(ids), None)
     assert ref.object is not None
-    _, found = store.load(ref.object)
+    _, found, _ = store.open(ref.object)  # its runs are fetched when they are read
+    assert not any(run.is_available for table in found.operators.values() for run in table.runs())
     return {table.partition(".")[2]: state for table, state in found.operators.items()}
 
 

@@ -8,6 +8,8 @@ import pytest
 import yaml
 from joined_rows import topology
 
+from rekindle.arrow_types import arrow_schema
+from rekindle.engine.operators.join import open_join
 from rekindle.errors import InvalidTopology
 from rekindle.topology.drawing.text import describe_node
 from rekindle.topology.missed_rows import MissedRows, missed_rows
@@ -64,6 +66,16 @@ def test_a_window_needs_one_of_the_event_times() -> None:
     with pytest.raises(InvalidTopology, match=r"both does not select orders\.t or payments\.u"):
         topology(wrong, WINDOW, "w")
     assert event_time(topology(join(), WINDOW, "w")) == "t"
+
+
+def test_a_column_that_equals_two_others_is_one_column_of_the_pair() -> None:
+    on = "orders.k = payments.ok AND orders.n = payments.m AND orders.n = payments.m2"
+    compiled = topology(join(on=on), payments="ok STRING, m BIGINT, m2 BIGINT, u TIMESTAMP")
+    assert [i.key_by for i in compiled.segments[-1].inputs] == [("k", "n", "n"), ("ok", "m", "m2")]
+    node = compiled.nodes["both"]
+    schemas = [arrow_schema(compiled.nodes[name].schema) for name in node.inputs]
+    opened = open_join(node, compiled, schemas, lambda text, views: views["none"])
+    assert opened.select([]).count("'n', ") == 1
 
 
 def test_joins_of_windows_need_no_bounds() -> None:

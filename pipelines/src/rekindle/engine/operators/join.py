@@ -392,8 +392,9 @@ def _check_keys(node: Node, left: Side, right: Side) -> None:
 
 def _fields(prefix: str, side: Side) -> str:
     """Names and values of a struct of a side's columns."""
-    names = (column.replace("\\", "\\\\").replace("'", "\\'") for column in side.columns)
-    return ", ".join(f"'{name}', __{prefix}{at}" for at, name in enumerate(names))
+    places = {name: at for at, name in reversed([*enumerate(side.columns)])}  # a key may be twice
+    texts = {name.replace("\\", "\\\\").replace("'", "\\'"): at for name, at in places.items()}
+    return ", ".join(f"'{text}', __{prefix}{at}" for text, at in texts.items())
 
 
 def _marks(at: int) -> str:
