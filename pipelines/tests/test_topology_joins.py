@@ -16,7 +16,8 @@ from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Exchange, Topology
 from rekindle.topology.operators.join import Bounds, JoinOperatorKind
 from rekindle.topology.operators.registry import kind_of
-from rekindle.topology.sql.joins import Condition, parse_condition
+from rekindle.topology.sql.ddl import ddl_to_schema
+from rekindle.topology.sql.joins import Condition, analyze_join, parse_condition
 
 ON = "orders.k = payments.ok"
 WINDOW = '- {name: w, inputs: [both], window: {size: 1h, aggregate: "count(*) AS n"}}'
@@ -76,6 +77,12 @@ def test_a_column_that_equals_two_others_is_one_column_of_the_pair() -> None:
     schemas = [arrow_schema(compiled.nodes[name].schema) for name in node.inputs]
     opened = open_join(node, compiled, schemas, lambda text, views: views["none"])
     assert opened.select([]).count("'n', ") == 1
+
+
+def test_a_stream_is_joined_with_itself_under_another_name() -> None:
+    schema = ddl_to_schema("k STRING, t TIMESTAMP")
+    found = analyze_join("a.k = b.k", "a.k, b.t", {"a": schema, "b": schema}, ["a", "b"])
+    assert found.copies == ((0, "k"), (1, "t"))
 
 
 def test_joins_of_windows_need_no_bounds() -> None:
