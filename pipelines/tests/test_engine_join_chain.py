@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from joined_rows import history, inputs_of, oracle, topology
+from joined_rows import history, inputs_of, oracle, topology, written
 from spark_parts import StartSession
 
 from rekindle.engine.model import EpochOutput, State
@@ -107,6 +107,18 @@ def test_a_window_in_the_same_segment_loses_no_pair(session: Any) -> None:
         result = many.process(state, [epoch])
         state = result.state
         assert digest_table(result.outputs[0].rows) == digest_table(expected.rows)
+
+
+def test_a_semi_join_evaluates_its_condition_on_spark(session: Any) -> None:
+    on = "orders.k = payments.ok AND orders.n > payments.m"
+    compiled = topology(f'{{type: Semi, "on": "{on}", {BOUNDS}, select: "orders.n, orders.t"}}')
+    chain = SparkChain(compiled.segments[-1], compiled, session)
+    result = chain.process(State(), epochs())
+    found = [(o.epoch, row["n"]) for o in result.outputs for row in o.rows.to_pylist()]
+    rows = written(history(drawn(8, 40)), "Semi")
+    expected = [(epoch, left[1]) for epoch, left, _ in rows if left is not None]
+    assert sorted(found) == sorted(expected)
+    assert len(found) > 20
 
 
 def test_epochs_without_pairs_run_no_job(session: Any) -> None:

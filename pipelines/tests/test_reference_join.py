@@ -18,48 +18,8 @@ from rekindle.topology.load import load_topology
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("shared_jvm")]
 
 SECOND = 1_000_000
-MANIFEST = """
-apiVersion: rekindle.dev/v1alpha1
-kind: StreamTopology
-metadata: {name: payments}
-spec:
-  checkpoint: {store: "file:///checkpoints"}
-  sources:
-  - name: orders
-    schema: "id BIGINT, amount DOUBLE, at TIMESTAMP"
-    eventTime: {column: at, lateness: 500ms}
-    generator:
-      rowsPerSecond: 300
-      rows: 2400
-      seed: 3
-      columns: {id: "integer(1, 200)", amount: "uniform(0, 10)", at: "timestamp(2020-01-01, 2s)"}
-  - name: paid
-    schema: "orderId BIGINT, amount DOUBLE, time TIMESTAMP"
-    eventTime: {column: time, lateness: 500ms}
-    generator:
-      rowsPerSecond: 200
-      rows: 1600
-      seed: 4
-      columns:
-        orderId: "integer(1, 200)"
-        amount: "uniform(0, 10)"
-        time: "timestamp(2020-01-01, 1s)"
-  operators:
-  - name: pairs
-    inputs: [orders, paid]
-    partitions: 2
-    join:
-      "on": "orders.id = paid.orderId AND paid.amount > orders.amount"
-      before: 300ms
-      after: 2s
-      select: "orders.id, orders.at, paid.amount - orders.amount AS more, paid.time AS time"
-  - name: seconds
-    inputs: [pairs]
-    window: {size: 1s, aggregate: "count(*) AS n"}
-  queries:
-  - {name: found, from: pairs, sink: {files: {url: "file:///out/found"}}}
-  - {name: counted, from: seconds, sink: {files: {url: "file:///out/counted"}}}
-"""
+EXAMPLE = (Path(__file__).parents[2] / "examples/payments/topology.yaml").read_text()
+MANIFEST = EXAMPLE.replace("lateness: 2s", "lateness: 500ms")  # so that rows are late
 
 
 def expected_pairs() -> list[tuple[int, int, int, float]]:

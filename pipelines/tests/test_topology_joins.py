@@ -8,13 +8,16 @@ import pytest
 import yaml
 from joined_rows import topology
 
+from rekindle.arrow_types import arrow_schema
+from rekindle.engine.operators.join import open_join
 from rekindle.errors import InvalidTopology
 from rekindle.topology.drawing.text import describe_node
 from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Exchange, Topology
 from rekindle.topology.operators.join import Bounds, JoinOperatorKind
 from rekindle.topology.operators.registry import kind_of
-from rekindle.topology.sql.joins import Condition, parse_condition
+from rekindle.topology.sql.ddl import ddl_to_schema
+from rekindle.topology.sql.joins import Condition, analyze_join, parse_condition
 
 ON = "orders.k = payments.ok"
 WINDOW = '- {name: w, inputs: [both], window: {size: 1h, aggregate: "count(*) AS n"}}'
@@ -66,6 +69,22 @@ def test_a_window_needs_one_of_the_event_times() -> None:
     assert event_time(topology(join(), WINDOW, "w")) == "t"
 
 
+def test_a_column_that_equals_two_others_is_one_column_of_the_pair() -> None:
+    on = "orders.k = payments.ok AND orders.n = payments.m AND orders.n = payments.m2"
+    compiled = topology(join(on=on), payments="ok STRING, m BIGINT, m2 BIGINT, u TIMESTAMP")
+    assert [i.key_by for i in compiled.segments[-1].inputs] == [("k", "n", "n"), ("ok", "m", "m2")]
+    node = compiled.nodes["both"]
+    schemas = [arrow_schema(compiled.nodes[name].schema) for name in node.inputs]
+    opened = open_join(node, compiled, schemas, lambda text, views: views["none"])
+    assert opened.select([]).count("'n', ") == 1
+
+
+def test_a_stream_is_joined_with_itself_under_another_name() -> None:
+    schema = ddl_to_schema("k STRING, t TIMESTAMP")
+    found = analyze_join("a.k = b.k", "a.k, b.t", {"a": schema, "b": schema}, ["a", "b"])
+    assert found.copies == ((0, "k"), (1, "t"))
+
+
 def test_joins_of_windows_need_no_bounds() -> None:
     windows = """
 - {name: a, inputs: [orders], window: {size: 1h, groupBy: [k], aggregate: "count(*) AS n"}}
@@ -82,6 +101,12 @@ def test_joins_of_windows_need_no_bounds() -> None:
     kind = kind_of(node.spec)
     assert isinstance(kind, JoinOperatorKind)
     assert kind.bounds(["window_end", "window_end"]) == Bounds(0, 0)
+
+
+def test_a_semi_join_has_the_columns_of_the_first_input() -> None:
+    node = topology(join(type="Semi")).nodes["both"]
+    assert node.schema.names == ["k", "n", "t", "tags"]
+    assert node.event_time == "t"
 
 
 @pytest.mark.parametrize(

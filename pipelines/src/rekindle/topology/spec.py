@@ -182,7 +182,8 @@ class WindowSpec(Spec):
 
 class JoinSpec(Spec):
     type: Literal["Inner", "Left", "Right", "Full", "Semi", "Anti"] = "Inner"
-    """Which rows are written: pairs that match, and those of an input that match none."""
+    """Which rows are written: pairs that match (`Inner`), rows of the first input that match one
+    (`Semi`). *Not yet*: the others, which write rows of an input that match none."""
     on: str
     """[Condition](topology.md#join) over both inputs, with at least one equality:
     `orders.id = payments.order_id AND payments.amount > 0`."""

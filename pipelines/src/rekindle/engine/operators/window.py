@@ -15,7 +15,14 @@ from rekindle.arrow_types import TIMESTAMP, topology_type
 from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM_COLUMNS, Clock
 from rekindle.engine.exact_sums import combine_all_sums, combined_partials, is_wide, split_sum
 from rekindle.engine.model import DroppedRows
-from rekindle.engine.operators.base import ONLY_TABLE, Advanced, Aggregation, Analyze, view_name
+from rekindle.engine.operators.base import (
+    ONLY_TABLE,
+    Advanced,
+    Aggregation,
+    Analyze,
+    Evaluate,
+    view_name,
+)
 from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import PANE, RunShape
 from rekindle.engine.state.spill import RunFiles
@@ -96,6 +103,7 @@ class WindowOperator:
         rows: Sequence[pa.Table | None],
         clock: Clock,
         files: RunFiles | None,
+        evaluate: Evaluate,
     ) -> Advanced:
         (partials,) = rows
         done = advance(self.shape, tables[ONLY_TABLE], partials, clock, files)

@@ -70,7 +70,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         if kind not in KINDS
     },
     JoinSpec: {
-        "type": ("a join of this type", "use Inner, or leave type out"),
         "when_missing": ("whenMissing Block", "use EmitMatches, or leave it out"),
     },
     WindowSpec: {

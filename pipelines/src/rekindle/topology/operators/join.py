@@ -11,7 +11,7 @@ from functools import cached_property
 
 from rekindle.errors import Problem
 from rekindle.topology.operators.kind import OperatorKind, Stream, check_key, no_event_time
-from rekindle.topology.problems import InvalidSql
+from rekindle.topology.problems import NOT_SUPPORTED_YET, InvalidSql
 from rekindle.topology.schema import Schema
 from rekindle.topology.spec import JoinSpec
 from rekindle.topology.sql.joins import (
@@ -24,6 +24,11 @@ from rekindle.topology.sql.joins import (
 )
 from rekindle.topology.units import format_duration
 
+BUILT = ("Inner", "Semi")
+"""Types that are supported. The others write rows that match none, which a missing input must not
+cause."""
+_EVENT_TIMES: Mapping[str, tuple[int, ...]] = {"Inner": (0, 1), "Right": (1,), "Full": ()}
+"""By type, the inputs whose event time no row lacks; (0,) for the others."""
 _WITHIN_HINT = (
     "write how far apart the event times of two rows may be: within: 1h, or before and after"
 )
@@ -51,8 +56,16 @@ class JoinOperatorKind(OperatorKind):
         return parse_condition(self.spec.on, self.node.inputs)
 
     @property
+    def needs_all_rows(self) -> bool:
+        return self.spec.type not in ("Inner", "Semi")
+
+    @property
     def select(self) -> str:
-        return self.spec.select or all_columns(self.node.inputs)
+        return self.spec.select or all_columns(self._selected(self.node.inputs))
+
+    def _selected(self, inputs: Sequence[str]) -> Sequence[str]:
+        """The inputs whose columns the output may have."""
+        return inputs[:1] if self.spec.type in ("Semi", "Anti") else inputs
 
     def bounds(self, event_times: Sequence[str | None]) -> Bounds | None:
         """`event_times`: those of the inputs. None: two rows may be any time apart."""
@@ -65,12 +78,13 @@ class JoinOperatorKind(OperatorKind):
 
     def analysis(self, schemas: Sequence[Schema]) -> JoinAnalysis:
         by_name = dict(zip(self.node.inputs, schemas, strict=True))
-        return analyze_join(self.spec.on, self.select, by_name)
+        return analyze_join(self.spec.on, self.select, by_name, self._selected(self.node.inputs))
 
     def event_time(self, analysis: JoinAnalysis, event_times: Sequence[str | None]) -> int | None:
         """The index of the column that is the event time of the output: a copy of that of the first
         input, or else of that of the second."""
-        for at, name in enumerate(event_times):
+        for at in _EVENT_TIMES.get(self.spec.type, (0,)):
+            name = event_times[at]
             copies = [i for i, column in enumerate(analysis.copies) if column == (at, name)]
             if copies:
                 return copies[0]
@@ -78,6 +92,10 @@ class JoinOperatorKind(OperatorKind):
 
     def check(self, path: str) -> Iterator[Problem]:
         join, where = self.spec, f"{path}.join"
+        if join.type not in BUILT:
+            what = f"a {join.type} join is not supported yet"
+            hint = f"use {' or '.join(BUILT)}, or leave type out"
+            yield Problem(f"{where}.type", NOT_SUPPORTED_YET, what, hint)
         if len(self.node.inputs) != 2:
             what = f"a join has two inputs, not {len(self.node.inputs)}"
             hint = "join two of them, and the result with the next one"
@@ -129,7 +147,7 @@ class JoinOperatorKind(OperatorKind):
         problems: list[Problem],
     ) -> Stream:
         by_name = dict(zip(self.node.inputs, schemas, strict=True))
-        checked = analyze_join(self.spec.on, "1 AS n", by_name)
+        checked = analyze_join(self.spec.on, "1 AS n", by_name, self.node.inputs)
         wrong = checked.problems or tuple(self._key_problems(schemas))
         problems += [p.at(f"{where}.on") for p in wrong]
         if wrong:

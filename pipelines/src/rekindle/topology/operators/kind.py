@@ -37,13 +37,16 @@ class OperatorKind(ABC):
 
     node: OperatorSpec
 
-    needs_all_rows: ClassVar[bool] = False
-    """Whether a result without one of its rows would be wrong, and not only be missing: if it
-    begins later than the topology, it is told from which event time on it has all rows."""
     distributes_rows: ClassVar[bool] = False
     """Whether it always has keys by which rows are distributed."""
     inherits_partitions: ClassVar[bool] = False
     """Whether it has the partitions of its input, if it has neither keys nor `partitions`."""
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a result without one of its rows would be wrong, and not only be missing: if it
+        begins later than the topology, it is told from which event time on it has all rows."""
+        return False
 
     def check(self, path: str) -> Iterator[Problem]:
         """Problems of the kind's fields; `path`: of the operator."""

@@ -21,7 +21,9 @@ from rekindle.topology.windows.registry import check_window, windows_of
 
 
 class WindowOperatorKind(OperatorKind):
-    needs_all_rows = True
+    @property
+    def needs_all_rows(self) -> bool:
+        return True
 
     @property
     def _window(self) -> WindowSpec:

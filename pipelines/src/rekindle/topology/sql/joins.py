@@ -9,19 +9,19 @@ Design: docs/design/compilation.md#row-wise-sql.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, replace
 
 from sqlglot import exp
 
 from rekindle.errors import Problem
 from rekindle.topology.problems import InvalidSql, nearest
-from rekindle.topology.schema import DataType, Field, Schema, type_to_ddl
+from rekindle.topology.schema import DataType, Schema, type_to_ddl
 from rekindle.topology.sql.casts_without_date import check_casts_without_date
 from rekindle.topology.sql.columns import (
     VisibleColumns,
     check_casts,
     check_columns,
+    copied_fields,
     output_columns,
 )
 from rekindle.topology.sql.row_wise import check_calls, check_clauses
@@ -68,24 +68,37 @@ def all_columns(inputs: Sequence[str]) -> str:
     return ", ".join(f"{quote(name)}.*" for name in inputs)
 
 
-def analyze_join(on: str, select: str, inputs: Mapping[str, Schema]) -> JoinAnalysis:
-    """`on` has been parsed (`parse_condition`)."""
+def analyze_join(
+    on: str, select: str, inputs: Mapping[str, Schema], selected: Sequence[str]
+) -> JoinAnalysis:
+    """`on` has been parsed (`parse_condition`); `selected`: the inputs that `select` may name."""
     visible = VisibleColumns({name.lower(): list(schema) for name, schema in inputs.items()})
     problems = _check(on, _expressions(on), visible, inputs)
     try:
         chosen = _expressions(select)
     except InvalidSql as error:
         return JoinAnalysis((*problems, *error.problems), ((), ()), None, ())
-    problems += (found := _check(select, chosen, visible, inputs))
-    fields = None if found else output_columns(chosen, visible, problems)
+    of_output = {name: inputs[name] for name in selected}
+    # Each input has fields of its own: two streams of one source may share theirs.
+    shown = VisibleColumns({n.lower(): [replace(f) for f in inputs[n]] for n in selected})
+    problems += (found := _check(select, chosen, shown, of_output))
+    fields = None if found else output_columns(chosen, shown, problems)
     if fields is None or problems:
         return JoinAnalysis(tuple(dict.fromkeys(problems)), ((), ()), None, ())
+    places = {
+        id(field): (list(inputs).index(name), field.name)
+        for name in selected
+        for field in shown.tables[name.lower()]
+    }
+    copies = tuple(
+        None if field is None else places.get(id(field)) for field in copied_fields(chosen, shown)
+    )
     trees = (_expressions(on), chosen)
     used = tuple(
         tuple(field.name for field in schema if _is_used((at, field.name), trees, inputs))
         for at, schema in enumerate(inputs.values())
     )
-    return JoinAnalysis((), used, Schema(tuple(fields)), tuple(_copies(chosen, inputs)))
+    return JoinAnalysis((), used, Schema(tuple(fields)), copies)
 
 
 def key_problems(condition: Condition, schemas: Sequence[Schema]) -> list[Problem]:
@@ -187,30 +200,3 @@ def _is_used(column: Column, trees: Sequence[exp.Select], inputs: Mapping[str, S
             if found.is_star or found.parts[1].name.lower() == wanted.lower():
                 return True
     return False
-
-
-def _copies(tree: exp.Select, inputs: Mapping[str, Schema]) -> list[Column | None]:
-    names, found = list(inputs), list[Column | None]()
-    for item in tree.expressions:
-        column = item.unalias()
-        if isinstance(column, exp.Column) and column.is_star:
-            at = [n.lower() for n in names].index(column.parts[0].name.lower())
-            left_out = _left_out(column.this)
-            fields: Sequence[Field] = inputs[names[at]].fields
-            found += [(at, f.name) for f in fields if f.name.lower() not in left_out]
-            continue
-        of_input = _column(column, names)
-        found.append(None if of_input is None else _as_named(of_input, inputs))
-    return found
-
-
-def _left_out(star: exp.Expr) -> set[str]:
-    excluded = star.args.get("except_") or star.args.get("except") or ()
-    return reduce(lambda names, column: names | {column.name.lower()}, excluded, set[str]())
-
-
-def _as_named(column: Column, inputs: Mapping[str, Schema]) -> Column:
-    """With the name as in the schema."""
-    at, wanted = column
-    names = list(inputs.values())[at].names
-    return at, next(name for name in names if name.lower() == wanted.lower())
