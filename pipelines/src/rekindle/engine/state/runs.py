@@ -241,6 +241,22 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=shape.schema)
 
 
+def group_numbers(rows: pa.Table) -> Int64s:
+    """The number of each row's group: rows of one key have the same, in whatever panes."""
+    rows = rows.set_column(0, PANE, pa.array(np.zeros(rows.num_rows, dtype=np.int64)))
+    order, first = _groups(rows.combine_chunks())
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(first) - 1
+    return numbers
+
+
+def numbers_of_ranges(firsts: Int64s, lengths: Int64s) -> Int64s:
+    """The numbers in each range (its first number, its length), one range after another."""
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    numbers: Int64s = np.repeat(firsts, lengths) + within
+    return numbers
+
+
 def _order_of_kept(rows: pa.Table) -> Int64s:
     columns = [int64s(rows.column(name)) for name in (NUMBER, TIME, HASH, PANE)]
     order: Int64s = np.lexsort(columns)

@@ -48,8 +48,7 @@ class WindowOperatorKind(OperatorKind):
         return windows_of(self._window)
 
     def reach_us(self) -> int:
-        # The last window that lacks the row begins with it; its row has the time of its end.
-        return self.windows().size_us - 1
+        return self.windows().reach_us
 
 
 def _output(

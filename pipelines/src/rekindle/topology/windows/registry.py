@@ -14,13 +14,15 @@ from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.windows.hopping import HoppingKind
 from rekindle.topology.windows.kind import WindowKind, Windows
+from rekindle.topology.windows.session import SessionKind
 
 KINDS: Mapping[str, WindowKind] = {
     "size": HoppingKind(),
+    "session": SessionKind(),
 }
 """By the field of `window` that selects the kind."""
 
-UNSUPPORTED_KINDS = ("session", "rows")
+UNSUPPORTED_KINDS = ("rows",)
 """Fields that select kinds of v1alpha1 that this version does not support."""
 
 _COMMON_FIELDS = frozenset({"group_by", "aggregate"})
@@ -32,8 +34,7 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
     if len(given) != 1:
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(KINDS)}"
         kinds = ", ".join(KINDS)
-        hint = f"write exactly one of {kinds}" if len(KINDS) > 1 else f"write {kinds}, like 1h"
-        yield Problem(path, "ExactlyOneOf", what, hint)
+        yield Problem(path, "ExactlyOneOf", what, f"write exactly one of {kinds}")
     for field, kind in KINDS.items():
         yield from kind.check(window, path)
         for option in kind.further_fields:
@@ -51,6 +52,6 @@ def unsupported_fields() -> list[str]:
 
 
 def windows_of(window: WindowSpec) -> Windows:
-    """What the engine needs to know of the windows of a valid spec: their size and slide."""
+    """What the engine needs to know of the windows of a valid spec."""
     field = next(f for f in KINDS if getattr(window, f) is not None)
     return KINDS[field].windows(window)
