@@ -30,7 +30,7 @@ from rekindle.engine.spark.chain import SparkChain
 pytestmark = pytest.mark.spark
 
 AGGREGATES = "count(*) AS rows, sum(v) AS total, sum(n) AS whole, max(k) AS word"
-KINDS = ["session: 20s", "size: 5m, step: 1m"]
+KINDS = ["session: 20s", "size: 5m, step: 1m", "rows: 6, slideRows: 2"]
 Window = tuple[int, int, Any, Any]
 """Start, end, and the keys k and g."""
 
@@ -152,6 +152,36 @@ def test_windows_with_a_step_equal_those_of_an_oracle(start: StartSession) -> No
     assert 0 < chain.dropped["w"].late == late
 
 
+def test_windows_of_rows_equal_those_of_an_oracle(start: StartSession) -> None:
+    epochs = edge_case_epochs(1, 10, 200, idle=[5])
+    compiled = topology(window("rows: 6, slideRows: 2"), "w")
+    chain = SparkChain(compiled.segments[-1], compiled, start("test"))
+    seen: dict[Any, list[tuple[int, int | None]]] = {}
+    late = 0
+    for epoch, output in zip(epochs, chain.process(State(), epochs).outputs, strict=True):
+        expected: list[tuple[Any, ...]] = []
+        for group, time, n in rows_by_group(epoch):
+            if time < epoch.watermark_before:
+                late += 1
+                continue
+            of_group = seen.setdefault(group, [])
+            of_group.append((time, n))
+            if len(of_group) >= 6 and len(of_group) % 2 == 0:
+                times = [time for time, _ in of_group[-6:]]
+                of = (min(times), max(times), *group)
+                expected.append((*of, 6, whole([n for _, n in of_group[-6:]])))
+        got = [
+            (
+                *(micros(row["window_start"]), micros(row["window_end"])),
+                *(row["k"], key_of(row["g"]), row["rows"], row["whole"]),
+            )
+            for row in output.rows.to_pylist()
+        ]
+        assert sorted(got, key=repr) == sorted(expected, key=repr)
+        assert [row[1] for row in got] == sorted(row[1] for row in got)
+    assert 0 < chain.dropped["w"].late == late
+
+
 BEHIND = """
 - name: per-minute
   inputs: [w]
@@ -169,11 +199,10 @@ def test_a_window_behind_has_all_of_its_rows(start: StartSession, fields: str) -
     chain_of_first = SparkChain(first.segments[-1], first, start("test"))
     outputs = chain_of_first.process(State(), epochs).outputs
     expected: dict[int, tuple[int, int]] = {}
-    for found in found_windows(outputs).values():
-        for (_, end, _, _), (rows, _) in found.items():
-            minute = (end - 1) // MINUTE * MINUTE
-            before = expected.get(minute, (0, 0))
-            expected[minute] = (before[0] + rows, before[1] + 1)
+    for row in (row for output in outputs for row in output.rows.to_pylist()):
+        last = micros(row["window_end"]) - (not fields.startswith("rows"))
+        before = expected.get(last - last % MINUTE, (0, 0))
+        expected[last - last % MINUTE] = (before[0] + row["rows"], before[1] + 1)
     assert chain.dropped["per-minute"].late == 0
     got = {micros(row["window_start"]): (row["rows"], row["windows"]) for row in behind}
     assert got == expected

@@ -44,6 +44,8 @@ from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.exchange.hashing import hash_rows
 
 ROW_COUNT = "__n"
+ROW_ORDER = "__r"
+"""Column of a row's position in the input's order."""
 LATE = -(2**63) + 1
 """Value of `__w`, in place of a pane's start, for late rows: all their windows are closed."""
 NULL_EVENT_TIME = -(2**63) + 2
@@ -199,14 +201,14 @@ def _append(
     if first == end:
         return state
     touched = np.unique(rows.panes[first:end])
-    epochs = _sorted_epochs(rows, first, end)
+    epochs = sorted_epochs(rows, first, end)
     digest = chained(state.digest, epochs)
     tables = [table for _, table in epochs]
     state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
     return without_stale_tree_nodes(replace(state, digest=digest), touched, shape.assigner.pane_us)
 
 
-def _sorted_epochs(rows: EpochRows, first: int, end: int) -> list[tuple[int, pa.Table]]:
+def sorted_epochs(rows: EpochRows, first: int, end: int) -> list[tuple[int, pa.Table]]:
     """The rows of each epoch between two rows, in the order of runs."""
     starts = np.flatnonzero(np.diff(rows.epochs[first:end])) + first + 1
     return [

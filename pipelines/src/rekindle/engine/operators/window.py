@@ -27,7 +27,7 @@ from rekindle.engine.operators.window_kinds import ROW_TIME, WindowComputation, 
 from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import PANE, RunShape
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_state import ROW_COUNT, GroupShape
+from rekindle.engine.window_state import ROW_COUNT, ROW_ORDER, GroupShape
 from rekindle.errors import OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.schema import is_number
@@ -43,8 +43,6 @@ from rekindle.topology.sql.tokens import quote
 from rekindle.topology.windows.kind import END, START
 from rekindle.topology.windows.registry import windows_of
 
-ORDER = "__r"
-"""Column of a row's position in the input's order."""
 TIME_OFFSET = "__time_offset"
 """Column of the microseconds to subtract from event time, if inputs differ in them: 1 where event
 time is the end of a window, which is exclusive, so that the row is in the panes of that window and
@@ -158,16 +156,18 @@ def window_sql(node: Node, topology: Topology) -> WindowSql:
     column = topology.nodes[node.inputs[0]].event_time
     assert column is not None, f"{node.name}: validation requires an event time"
     time = f"unix_micros(CAST({quote(column)} AS TIMESTAMP))"
-    offsets = tuple(int(topology.nodes[name].at_window_end) for name in node.inputs)
+    assert isinstance(node.spec, OperatorSpec)
+    window = node.spec.window
+    assert window is not None
+    decomposition, kind = decompose(window.aggregate), computation_of(windows_of(window))
+    offsets = tuple(
+        int(topology.nodes[name].at_window_end and not kind.partials) for name in node.inputs
+    )
     same = len(set(offsets)) == 1
     if not same:
         time = f"{time} - {TIME_OFFSET}"
     elif offsets[0]:
         time = f"{time} - {offsets[0]}L"
-    assert isinstance(node.spec, OperatorSpec)
-    window = node.spec.window
-    assert window is not None
-    decomposition, kind = decompose(window.aggregate), computation_of(windows_of(window))
     partials = (*decomposition.partials, *kind.partials)
     decomposition = replace(decomposition, partials=partials)
     return WindowSql(node, kind, window.group_by, decomposition, time, () if same else offsets)
@@ -231,10 +231,11 @@ def _can_hash(data_type: pa.DataType) -> bool:
 
 
 def _partials_sql(window: WindowSql, inputs: Sequence[str], method: Aggregation) -> str:
-    """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task,
-    or in eight if PARTITIONED."""
+    """SQL that aggregates each (group, pane, epoch), or each row, in row order, in a single Spark
+    task, or in eight if PARTITIONED."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
-    group = ", ".join([*keys, PANE, EPOCH])
+    by_row = window.computation.is_by_row
+    group = ", ".join([*keys, PANE, EPOCH, *([ROW_ORDER] if by_row else [])])
     columns = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]
     partials = "".join(f", {sql} AS {name}" for sql, name in columns)
     hint = (
@@ -242,8 +243,9 @@ def _partials_sql(window: WindowSql, inputs: Sequence[str], method: Aggregation)
         if method is Aggregation.PARTITIONED
         else "COALESCE(1)"
     )
-    sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ORDER}"
-    rows = _rows_with_panes_sql(window, inputs, hint, ordered=method is not Aggregation.HASHED)
+    sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ROW_ORDER}"
+    ordered = by_row or method is not Aggregation.HASHED
+    rows = _rows_with_panes_sql(window, inputs, hint, ordered=ordered)
     return f"SELECT {group}, count(1) AS {ROW_COUNT}{partials} FROM ({rows}{sort}) GROUP BY {group}"
 
 
@@ -265,7 +267,7 @@ def _rows_with_panes_sql(
     keys = [
         _canonical(n, n in window.float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)
     ]
-    order = [f"monotonically_increasing_id() AS {ORDER}"] if ordered else []
+    order = [f"monotonically_increasing_id() AS {ROW_ORDER}"] if ordered else []
     if window.computation.partials:
         order.append(f"{window.time} AS {ROW_TIME}")
     if len(inputs) == 1:

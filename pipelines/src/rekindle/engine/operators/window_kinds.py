@@ -13,9 +13,10 @@ from typing import Protocol, assert_never
 
 import pyarrow as pa
 
-from rekindle.engine import session_state, window_state
+from rekindle.engine import row_window_state, session_state, window_state
 from rekindle.engine.epochs import LATE_BEFORE, Clock
 from rekindle.engine.operators.base import ONLY_TABLE
+from rekindle.engine.row_window_state import RowWindowShape
 from rekindle.engine.session_state import FIRST, LAST
 from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState
 from rekindle.engine.state.runs import PANE, Int64s, RunShape, int64s
@@ -31,6 +32,7 @@ from rekindle.engine.window_state import (
 from rekindle.topology.sql.aggregates import Partial
 from rekindle.topology.windows.hopping import CumulativeWindows, HoppingWindows
 from rekindle.topology.windows.kind import Windows
+from rekindle.topology.windows.rows import RowWindows
 from rekindle.topology.windows.session import SessionWindows
 
 ROW_TIME = "__time"
@@ -44,7 +46,13 @@ Tables = Mapping[str, OperatorState]
 class WindowComputation(Protocol):
     @property
     def partials(self) -> tuple[Partial, ...]:
-        """Partials of ROW_TIME."""
+        """Partials of ROW_TIME. Without any, windows consist of panes, and an event time that is
+        the end of a window counts as 1 µs less: it is in the panes of that window."""
+        ...
+
+    @property
+    def is_by_row(self) -> bool:
+        """Whether Spark computes partials of each row, with ROW_ORDER, not of groups."""
         ...
 
     def pane_sql(self, time: str) -> str:
@@ -69,6 +77,12 @@ class WindowComputation(Protocol):
         ...
 
 
+_BOUNDS = (
+    Partial(FIRST, f"min({ROW_TIME})", "min"),
+    Partial(LAST, f"max({ROW_TIME})", "max"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ByPanes:
     """A row gets LATE if it is late for the newest window of its pane. An end beyond 64 bits wraps
@@ -77,6 +91,7 @@ class ByPanes:
 
     assigner: WindowAssigner
     partials: tuple[Partial, ...] = ()
+    is_by_row = False
 
     def pane_sql(self, time: str) -> str:
         pane = self.assigner.pane_sql(time)
@@ -109,10 +124,8 @@ class BySessions:
     """Which rows are late follows from the state."""
 
     gap_us: int
-    partials: tuple[Partial, ...] = (
-        Partial(FIRST, f"min({ROW_TIME})", "min"),
-        Partial(LAST, f"max({ROW_TIME})", "max"),
-    )
+    partials = _BOUNDS
+    is_by_row = False
 
     def pane_sql(self, time: str) -> str:
         pane = f"({time} - pmod({time}, {self.gap_us}L))"
@@ -139,6 +152,43 @@ class BySessions:
         return int64s(rows.column(FIRST)), int64s(rows.column(LAST)) + self.gap_us
 
 
+@dataclass(frozen=True, slots=True)
+class ByRows:
+    """A row is late if its event time is below the watermark before its epoch: so windows behind it
+    get each result in time, since its last row is not late."""
+
+    rows: int
+    slide_rows: int
+    partials = _BOUNDS
+    is_by_row = True
+
+    def pane_sql(self, time: str) -> str:
+        return (
+            f"CASE WHEN {time} IS NULL THEN {NULL_EVENT_TIME}L"
+            f" WHEN {time} < {LATE_BEFORE} THEN {LATE}L ELSE 0L END"
+        )
+
+    def tables(self, shape: GroupShape) -> Mapping[str, RunShape]:
+        return {ONLY_TABLE: self._shape(shape).run_shape}
+
+    def _shape(self, shape: GroupShape) -> RowWindowShape:
+        return RowWindowShape(shape, self.slide_rows, self.rows // self.slide_rows)
+
+    def advance(
+        self,
+        shape: GroupShape,
+        tables: Tables,
+        partials: pa.Table | None,
+        clock: Clock,
+        files: RunFiles | None,
+    ) -> tuple[AdvanceResult, Tables]:
+        state = tables[ONLY_TABLE]
+        return row_window_state.advance(self._shape(shape), state, partials, files), {}
+
+    def bounds(self, rows: pa.Table) -> tuple[Int64s, Int64s]:
+        return int64s(rows.column(FIRST)), int64s(rows.column(LAST))
+
+
 def computation_of(windows: Windows) -> WindowComputation:
     match windows:
         case HoppingWindows(size_us, slide_us):
@@ -147,5 +197,7 @@ def computation_of(windows: Windows) -> WindowComputation:
             return ByPanes(CumulativeAssigner(size_us, step_us))
         case SessionWindows(gap_us):
             return BySessions(gap_us)
+        case RowWindows(rows, slide_rows):
+            return ByRows(rows, slide_rows)
         case _:
             assert_never(windows)

@@ -42,8 +42,8 @@ Partitions use the hash modulo their number, so each partition has rows in all b
 change without a new state format."""
 _SHIFT = 64 - BUCKET_BITS
 
-Merge = Literal["sum", "min", "max"]
-"""How partials of one group and pane are merged."""
+Merge = Literal["sum", "min", "max", "newest"]
+"""How partials of one group and pane are merged; `newest`: replaced."""
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
 
@@ -339,7 +339,10 @@ def _comparable(values: pa.Array) -> pa.Array:
 
 
 def _merge(values: pa.Array, data_type: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
-    """Merges the values between `starts` from left to right; NULLs are ignored."""
+    """Merges the values between `starts` from left to right; NULLs are ignored, but not by
+    `newest`."""
+    if merge == "newest":
+        return _take(values, np.append(starts[1:], len(values)) - 1)
     if merge == "sum" and pa.types.is_floating(data_type):
         return _sum_doubles(values, data_type, starts)
     if merge == "sum" and pa.types.is_integer(data_type):

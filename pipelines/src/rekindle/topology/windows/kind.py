@@ -14,12 +14,13 @@ from typing import Protocol
 from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.windows.hopping import CumulativeWindows, HoppingWindows
+from rekindle.topology.windows.rows import RowWindows
 from rekindle.topology.windows.session import SessionWindows
 
 START, END = "window_start", "window_end"
 """The first columns of each window operator's output; the event time of its rows is END."""
 
-Windows = HoppingWindows | CumulativeWindows | SessionWindows
+Windows = HoppingWindows | CumulativeWindows | SessionWindows | RowWindows
 """The windows of one operator, of any kind. Each type has
 
 - `describe()`: for drawings;
