@@ -40,7 +40,7 @@ from rekindle_testing.harness.report import Measurement, load_average, report
 
 PANE = 10**12
 SHAPE = WindowShape(
-    HoppingAssigner(PANE, PANE),
+    assigner=HoppingAssigner(PANE, PANE),
     keys=(pa.string(),),
     partials=(("s", pa.float64(), "sum"), ("n", pa.int64(), "sum"), ("m", pa.float64(), "max")),
 )

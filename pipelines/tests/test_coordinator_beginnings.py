@@ -27,6 +27,7 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec, SourceSpec, WindowSpec
+from rekindle.topology.windows.hopping import HoppingWindows
 from rekindle.topology.windows.registry import windows_of
 
 HOUR = 3_600_000_000
@@ -177,6 +178,7 @@ class Streams:
 
     def _windows(self, name: str, read: Stream, definition: WindowSpec) -> Stream:
         node, of_window = self.topology.nodes[name], windows_of(definition)
+        assert isinstance(of_window, HoppingWindows)
         size, slide = of_window.size_us, of_window.slide_us
         begun = self.begun.get(node.id, NO_EPOCH)
         found: dict[int, list[int]] = {}

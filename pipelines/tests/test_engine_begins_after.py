@@ -41,9 +41,7 @@ def newest_time(given: list[Any]) -> int:
     return max(panes, default=BEGIN_OF_PANES - SLIDE) + SLIDE - 1
 
 
-@example(
-    drawn=[([], 20), ([("a", 0, *[None] * 5), ("a", -20, *[None] * 5)], 0)], begin=1, panes=2
-)
+@example(drawn=[([], 20), ([("a", 0, *[None] * 5), ("a", -20, *[None] * 5)], 0)], begin=1, panes=2)
 @given(drawn=epochs, begin=st.integers(0, 4), panes=st.integers(1, 4))
 def test_windows_of_a_new_definition_are_complete(
     drawn: list[tuple[list[Any], int]], begin: int, panes: int

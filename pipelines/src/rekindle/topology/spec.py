@@ -168,6 +168,9 @@ class WindowSpec(Spec):
     slide: Duration | None = None
     """A window begins each `slide`; `size` is a multiple of it. Without it, windows do not
     overlap."""
+    step: Duration | None = None
+    """Windows that begin together, each `size`: the first one is a `step` long, each next one a
+    `step` longer, up to `size`, which is a multiple of it."""
     session: Duration | None = None
     """A window ends after this time without rows of its group."""
     rows: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
 
 from rekindle.engine.state.operator import (
@@ -24,12 +25,15 @@ from rekindle.engine.state.runs import (
     BUCKETS,
     HASH,
     PANE,
+    Int64s,
     Run,
     RunShape,
+    Uint64s,
     bucket_of,
     concatenate,
     fold,
     int64s,
+    numbers_of_ranges,
     uint64s,
 )
 
@@ -122,3 +126,62 @@ def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
         if low < high:
             yield rows.slice(low, high - low)
         first = run.position(pane, BUCKETS)
+
+
+def read_groups(
+    shape: RunShape, state: OperatorState, first: int, end: int, hashes: Uint64s
+) -> pa.Table:
+    """As `read`, but only rows with these hashes (ascending, each once), and without reading the
+    others."""
+    first = max(first, state.first_live_pane_us)
+    if first >= end or state.is_empty or not len(hashes):
+        return shape.schema.empty_table()
+    runs = [
+        *((page.run, None) for page in state.pages if page.run is not None),
+        *((delta.run, delta.seq) for delta in state.deltas),
+    ]
+    touched = [(run, seq) for run, seq in runs if overlaps(run, first, end)]
+    prioritize(run for run, _ in touched if not run.is_available)
+    tables = []
+    for run, seq in touched:
+        chosen = _rows_of_groups(run, first, end, hashes)
+        if seq is not None and len(chosen):
+            page = pages_of(state, run.panes[chosen], bucket_of(run.hashes[chosen]))
+            chosen = chosen[state.folded_through[page] < seq]
+        if len(chosen):
+            tables.append(run.table.take(pa.array(chosen)))
+    return fold(shape, tables)
+
+
+def _rows_of_groups(run: Run, first: int, end: int, hashes: Uint64s) -> Int64s:
+    """The indices of rows in the panes from `first` to before `end` with one of these hashes."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for pane, low, high in run.panes_at:
+        if not first <= pane < end:
+            continue
+        rows = run.hashes[low:high]
+        if high - low > len(hashes):
+            begin = np.searchsorted(rows, hashes)
+            lengths = np.searchsorted(rows, hashes, "right") - begin
+            found.append(numbers_of_ranges(begin + low, lengths))
+        else:
+            at = np.minimum(np.searchsorted(hashes, rows), len(hashes) - 1)
+            found.append(np.flatnonzero(hashes[at] == rows) + low)
+    return np.concatenate(found)
+
+
+def hashes_between(
+    state: OperatorState, first: int, end: int, column: str, low: int, high: int
+) -> Uint64s:
+    """The hash of each row of any run, in the panes from `first` to before `end`, whose value in a
+    column of integers without NULLs is from `low` to `high`, both included: of all rows whose
+    minimum or maximum is, and of some others that are merged with another row."""
+    first = max(first, state.first_live_pane_us)
+    runs = [run for run in state.runs() if overlaps(run, first, end)]
+    prioritize(run for run in runs if not run.is_available)
+    found = [np.zeros(0, dtype=np.uint64)]
+    for run in runs:
+        begin, after = run.position(first, 0), run.position(end, 0)
+        values = int64s(run.table.column(column))[begin:after]
+        found.append(run.hashes[begin:after][(values >= low) & (values <= high)])
+    return np.concatenate(found)

@@ -21,13 +21,10 @@ from rekindle.topology.spec import (
     SinkSpec,
     SourceSpec,
     TopologySpec,
-    WindowSpec,
     kinds_of,
 )
-from rekindle.topology.windows.registry import unsupported_fields
 
 _HINT_PER_WINDOW = "leave it out: only the mode PerWindow uses it, which is not supported yet"
-_HINT_WINDOW = "use size, and slide for windows that overlap"
 
 _SUPPORTED_OPERATORS = " or ".join(KINDS)
 
@@ -71,10 +68,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     },
     JoinSpec: {
         "when_missing": ("whenMissing Block", "use EmitMatches, or leave it out"),
-    },
-    WindowSpec: {
-        field: (f"a window by {WindowSpec.name_of(field)}", _HINT_WINDOW)
-        for field in unsupported_fields()
     },
     OperatorCheckpointSpec: {
         "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),

@@ -41,7 +41,10 @@ class WindowOperatorKind(OperatorKind):
                 hint = "a group must be in one partition: add it to groupBy, or drop it from keyBy"
                 problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
         schema = _output(self.node, window, inputs, path, problems)
-        return Stream(schema, END, at_window_end=True)
+        ends = {s.at_window_end for s in inputs.values()}
+        if window.rows is None:
+            ends = {True}
+        return Stream(schema, END, at_window_end=ends.pop() if len(ends) == 1 else None)
 
     def describe(self) -> str:
         window = self._window
@@ -52,8 +55,7 @@ class WindowOperatorKind(OperatorKind):
         return windows_of(self._window)
 
     def reach_us(self) -> int:
-        # The last window that lacks the row begins with it; its row has the time of its end.
-        return self.windows().size_us - 1
+        return self.windows().reach_us
 
 
 def _output(
@@ -72,7 +74,8 @@ def _output(
         elif stream.at_window_end is None:
             problems.append(_two_event_times(name, f"{path}.inputs[{at}]"))
     schema = _same_schema(inputs, f"{path}.inputs", problems)
-    groups = _groups(window, schema, path, problems)
+    event_times = {stream.event_time for stream in inputs.values()}
+    groups = _groups(window, schema, event_times, path, problems)
     aggregates = _aggregates(window, schema, path, problems)
     if groups is None or aggregates is None:
         return None
@@ -127,10 +130,18 @@ def _alike(a: Stream, b: Stream) -> bool:
 
 
 def _groups(
-    window: WindowSpec, schema: Schema | None, path: str, problems: list[Problem]
+    window: WindowSpec,
+    schema: Schema | None,
+    event_times: set[str | None],
+    path: str,
+    problems: list[Problem],
 ) -> list[Field] | None:
     fields: list[Field] = []
     for at, column in enumerate(window.group_by):
+        if window.rows is not None and column in event_times:
+            what = f"column {column} is event time: a window of rows keeps each group for good"
+            hint = "group by columns whose values come back, or use size"
+            problems.append(Problem(f"{path}.window.groupBy[{at}]", "InvalidWindow", what, hint))
         if schema is None:
             fields.append(Field(column, None))
         elif column in schema.names:
