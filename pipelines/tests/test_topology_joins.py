@@ -17,7 +17,7 @@ from rekindle.topology.model import Exchange, Topology
 from rekindle.topology.operators.join import Bounds, JoinOperatorKind
 from rekindle.topology.operators.registry import kind_of
 from rekindle.topology.sql.ddl import ddl_to_schema
-from rekindle.topology.sql.joins import Condition, analyze_join, parse_condition
+from rekindle.topology.sql.joins import JoinCondition, analyze_join, parse_condition
 
 ON = "orders.k = payments.ok"
 WINDOW = '- {name: w, inputs: [both], window: {size: 1h, aggregate: "count(*) AS n"}}'
@@ -112,17 +112,17 @@ def test_a_semi_join_has_the_columns_of_the_first_input() -> None:
 @pytest.mark.parametrize(
     ("on", "expected"),
     [
-        (ON, Condition((("k", "ok"),), has_more=False)),
-        ("payments.ok = orders.k", Condition((("k", "ok"),), has_more=False)),
-        (f"({ON}) AND (orders.n = payments.m)", Condition((("k", "ok"), ("n", "m")), False)),
-        (f"{ON} AND orders.n > payments.m", Condition((("k", "ok"),), has_more=True)),
-        (f"{ON} OR orders.n = payments.m", Condition((), has_more=True)),
-        ("orders.k = upper(payments.ok)", Condition((), has_more=True)),
-        ("orders.k = orders.k", Condition((), has_more=True)),
-        (f"NOT ({ON})", Condition((), has_more=True)),
+        (ON, JoinCondition((("k", "ok"),), has_more=False)),
+        ("payments.ok = orders.k", JoinCondition((("k", "ok"),), has_more=False)),
+        (f"({ON}) AND (orders.n = payments.m)", JoinCondition((("k", "ok"), ("n", "m")), False)),
+        (f"{ON} AND orders.n > payments.m", JoinCondition((("k", "ok"),), has_more=True)),
+        (f"{ON} OR orders.n = payments.m", JoinCondition((), has_more=True)),
+        ("orders.k = upper(payments.ok)", JoinCondition((), has_more=True)),
+        ("orders.k = orders.k", JoinCondition((), has_more=True)),
+        (f"NOT ({ON})", JoinCondition((), has_more=True)),
     ],
 )
-def test_equalities_between_inputs_are_keys(on: str, expected: Condition) -> None:
+def test_equalities_between_inputs_are_keys(on: str, expected: JoinCondition) -> None:
     assert parse_condition(on, ["orders", "payments"]) == expected
 
 

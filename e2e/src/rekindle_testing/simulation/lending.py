@@ -44,7 +44,7 @@ class Unreadable(Exception):
     """The lender could not read its disk; it may succeed the next time."""
 
 
-class LentState:
+class SimulatedLentState:
     """What one process of a task fetches of a partner's state, and what it lends."""
 
     def __init__(

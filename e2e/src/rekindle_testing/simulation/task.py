@@ -67,7 +67,7 @@ from rekindle.task.core.supervisor import (
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition, partition_of
-from rekindle_testing.simulation.lending import LentRequest, LentState
+from rekindle_testing.simulation.lending import LentRequest, SimulatedLentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.reading import SimulatedRead
 from rekindle_testing.simulation.scheduler import SimulatedProcess
@@ -137,7 +137,7 @@ class TaskProcess:
         )
         self._compare_files_from: int | None = None  # files of earlier boots may be wrong
         self.tentative = TentativeResults(self, surroundings, consistency)
-        self._lent = LentState(
+        self._lent = SimulatedLentState(
             self.process, scheduler, surroundings.network, self.core, self.step, self._disk
         )
         self.process.every(_TICK_S, self._tick)

@@ -15,8 +15,8 @@ from rekindle.topology.problems import NOT_SUPPORTED_YET, InvalidSql
 from rekindle.topology.schema import Schema
 from rekindle.topology.spec import JoinSpec
 from rekindle.topology.sql.joins import (
-    Condition,
     JoinAnalysis,
+    JoinCondition,
     all_columns,
     analyze_join,
     key_problems,
@@ -51,7 +51,7 @@ class JoinOperatorKind(OperatorKind):
         return self.node.join
 
     @cached_property
-    def condition(self) -> Condition:
+    def condition(self) -> JoinCondition:
         """Raises InvalidSql."""
         return parse_condition(self.spec.on, self.node.inputs)
 

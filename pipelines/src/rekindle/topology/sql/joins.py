@@ -33,7 +33,7 @@ Column = tuple[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Condition:
+class JoinCondition:
     """`equal`: the equalities between a column of the first input and one of the second;
     `has_more`: whether pairs for which these hold may still not match."""
 
@@ -52,7 +52,7 @@ class JoinAnalysis:
     copies: tuple[Column | None, ...]
 
 
-def parse_condition(text: str, inputs: Sequence[str]) -> Condition:
+def parse_condition(text: str, inputs: Sequence[str]) -> JoinCondition:
     """Raises InvalidSql."""
     tree = _expressions(text)
     if len(tree.expressions) != 1 or tree.expressions[0].alias:
@@ -60,7 +60,7 @@ def parse_condition(text: str, inputs: Sequence[str]) -> Condition:
     conjuncts = list(_conjuncts(tree.expressions[0]))
     found = [_equality(conjunct, inputs) for conjunct in conjuncts]
     equal = [pair for pair in found if pair is not None]
-    return Condition(tuple(dict.fromkeys(equal)), has_more=len(equal) < len(found))
+    return JoinCondition(tuple(dict.fromkeys(equal)), has_more=len(equal) < len(found))
 
 
 def all_columns(inputs: Sequence[str]) -> str:
@@ -101,7 +101,7 @@ def analyze_join(
     return JoinAnalysis((), used, Schema(tuple(fields)), copies)
 
 
-def key_problems(condition: Condition, schemas: Sequence[Schema]) -> list[Problem]:
+def key_problems(condition: JoinCondition, schemas: Sequence[Schema]) -> list[Problem]:
     """Problems of the columns that have to be equal, which are hashed under their exact names."""
     found: list[Problem] = []
     for names in condition.equal:
