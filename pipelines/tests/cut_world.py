@@ -1,5 +1,6 @@
-"""A world of readers of one partition of a live source, in simulated time: a store that fails, loses
-responses and is cleaned, a source whose splits have gaps, readers that crash, freeze and are cut off.
+"""A world of readers of one partition of a live source, in simulated time: a store that fails,
+loses responses and is cleaned, a source whose splits have gaps, readers that crash, freeze and are
+cut off.
 
 Checks what must always hold: an epoch that any reader releases has one content, in every reader and
 in every replay (I1), is recorded before it is released, and begins where the one before it ended.
@@ -112,7 +113,6 @@ class World:
     epochs: dict[int, Content] = field(default_factory=dict)
     spans: dict[int, tuple[Position, Position]] = field(default_factory=dict)
     overtaken: int = 0
-    failures: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)

@@ -1,4 +1,5 @@
-"""JSON values of a message queue: the fast and the slow way agree, and a bad value harms no other."""
+"""JSON values of a message queue: the fast and the slow way agree, and a bad value harms no
+other."""
 
 from __future__ import annotations
 

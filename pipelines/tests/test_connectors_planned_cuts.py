@@ -27,7 +27,10 @@ STEPS = 1_500
 FIRST = CutRecord(0, 2, {"0": 0, "1": 0}, {"0": 10, "1": 4}, {"0": 100, "1": 70}, watermark=70)
 
 
-def reader(next_epoch: int = 3, rule: WatermarkRule = WatermarkRule()) -> PlannedCuts:
+NO_RULE = WatermarkRule()
+
+
+def reader(next_epoch: int = 3, rule: WatermarkRule = NO_RULE) -> PlannedCuts:
     """At the end of a chain of one record."""
     cuts = PlannedCuts(next_epoch, rule)
     cuts.listed([0], sent_at=0.0)
@@ -223,7 +226,7 @@ def test_a_record_is_read_as_it_was_written(record: CutRecord) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"format":2}', b'{"format":1,"first":0}'])
 def test_what_is_no_record_is_refused(data: bytes) -> None:
-    with pytest.raises(ValueError, match="record|Expecting"):
+    with pytest.raises(ValueError, match=r"record|Expecting"):
         decode_cut_record(data)
 
 

@@ -25,10 +25,10 @@ Position = Mapping[str, int]
 @dataclass(frozen=True, slots=True)
 class CutRecord:
     """The epochs `first` to `last`: `first` has the rows from `start` to `end` of each split, the
-    others have none. `newest_us`: the newest event time of each split that has had any, microseconds
-    UTC. `quiet`: through `last`, the number of epochs since which a split that has been read to its
-    end has had no rows; without splits for which it is 0. `idle`: splits that do not hold the
-    watermark. `watermark`: after each of the epochs."""
+    others have none. `newest_us`: the newest event time of each split that has had any,
+    microseconds UTC. `quiet`: through `last`, the number of epochs since which a split that has
+    been read to its end has had no rows; without splits for which it is 0. `idle`: splits that do
+    not hold the watermark. `watermark`: after each of the epochs."""
 
     first: int
     last: int

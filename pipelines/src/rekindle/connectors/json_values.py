@@ -1,8 +1,9 @@
 """Decodes JSON values, each of which is one object, to columns of a declared schema.
 
-The values of a message queue are no lines of a file: one may be bad, and the others are rows all the
-same. So all values are parsed as one block where each surely is one row of it; otherwise one by one,
-by the same rules (`rekindle.connectors.json_reading`), which say of each value what is wrong with it.
+The values of a message queue are no lines of a file: one may be bad, and the others are rows all
+the same. So all values are parsed as one block where each surely is one row of it; otherwise one by
+one, by the same rules (`rekindle.connectors.json_reading`), which say of each value what is wrong
+with it.
 """
 
 from __future__ import annotations

@@ -49,8 +49,8 @@ class LiveSource(Protocol):
         ...
 
     def read(self, start: Position, end: Position) -> SourceRows:
-        """The rows of all splits from `start` to before `end`. Waits until they have arrived. Raises
-        SourceFailed."""
+        """The rows of all splits from `start` to before `end`. Waits until they have arrived.
+        Raises SourceFailed."""
         ...
 
     def waiting_for(self) -> str | None:

@@ -82,8 +82,8 @@ class WatermarkRule:
 
 
 class PlannedCuts:
-    """See the module. `next_epoch`: the first one that the reader needs. `sent_at` and `now`: when a
-    request was made, and when its result arrived; monotonic, in seconds."""
+    """See the module. `next_epoch`: the first one that the reader needs. `sent_at` and `now`: when
+    a request was made, and when its result arrived; monotonic, in seconds."""
 
     def __init__(self, next_epoch: int, rule: WatermarkRule) -> None:
         self._rule = rule
@@ -176,8 +176,8 @@ class PlannedCuts:
             self._adopt(record)
 
     def _check(self, record: CutRecord, firsts: Collection[int]) -> None:
-        """Records are deleted in ascending order: while the one before it is there, none was deleted
-        in its place. Raises CutsOvertaken."""
+        """Records are deleted in ascending order: while the one before it is there, none was
+        deleted in its place. Raises CutsOvertaken."""
         if self._newest is None:
             overtaken = any(first > record.first for first in firsts)
         else:
