@@ -28,7 +28,8 @@ class CutRecord:
     others have none. `newest_us`: the newest event time of each split that has had any,
     microseconds UTC. `quiet`: through `last`, the number of epochs since which a split that has
     been read to its end has had no rows; without splits for which it is 0. `idle`: splits that do
-    not hold the watermark. `watermark`: after each of the epochs."""
+    not hold the watermark. `watermark`: after each of the epochs. `identity`: of the source
+    (`Reach`)."""
 
     first: int
     last: int
@@ -38,6 +39,7 @@ class CutRecord:
     quiet: Mapping[str, int] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
     watermark: int = NO_WATERMARK
+    identity: str = ""
 
 
 def encode_cut_record(record: CutRecord) -> bytes:

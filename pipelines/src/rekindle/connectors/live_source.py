@@ -21,20 +21,25 @@ from rekindle.connectors.cut_records import Position
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How far one epoch may read. `start`: where it begins, also for splits that are new; `end`:
-    at least `start`. `caught_up`: splits of which nothing more is there after `end`."""
+    at least `start`. `caught_up`: splits of which nothing more is there after `end`. `identity`:
+    what the positions are of; another topic or table of the same name has another one."""
 
     start: Position
     end: Position
     caught_up: frozenset[str]
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
     """The rows of a range, by split and position. `newest_us`: the newest event time of each split
-    that has any in the range, microseconds UTC."""
+    that has any in the range, microseconds UTC. `dropped`: how many records of the range are no
+    rows; `example`: one of them, and why."""
 
     table: pa.Table
     newest_us: Mapping[str, int]
+    dropped: int = 0
+    example: str = ""
 
 
 class LiveSource(Protocol):
@@ -42,6 +47,11 @@ class LiveSource(Protocol):
 
     @property
     def schema(self) -> pa.Schema: ...
+
+    @property
+    def identity(self) -> str:
+        """See `Reach`. Raises SourceFailed."""
+        ...
 
     def ends(self, after: Position | None) -> Reach:
         """How far the epoch after `after` may read; None: it is the first one. Succeeds only if all

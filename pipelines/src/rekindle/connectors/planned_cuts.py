@@ -220,5 +220,13 @@ class PlannedCuts:
             oldest_us = min(newest[split] for split in holding)
             watermark = max(watermark, oldest_us - self._rule.lateness_us)
         return CutRecord(
-            first, last, reach.start, reach.end, newest, quiet, tuple(sorted(idle)), watermark
+            first,
+            last,
+            reach.start,
+            reach.end,
+            newest,
+            quiet,
+            tuple(sorted(idle)),
+            watermark,
+            reach.identity,
         )

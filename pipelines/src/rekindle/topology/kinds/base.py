@@ -82,6 +82,9 @@ class SourceOptions(Spec):
     """Whether `eventTime.expression` can compute event time from its columns."""
     can_be_partitioned: ClassVar[bool] = False
     """Whether `partitions` may be more than 1."""
+    is_live: ClassVar[bool] = False
+    """Whether its cuts are planned and recorded: it has no end, and its rows come when they
+    like."""
 
     @property
     def added_columns(self) -> dict[str, Field]:
