@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from rekindle.connectors.kafka_client import TopicClient, TopicUnavailable
 from rekindle.connectors.kafka_source import KafkaSource
 from rekindle.connectors.source import SourceContext
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
@@ -23,6 +25,7 @@ from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle_testing.embedded.kafka import KafkaBroker
 
 SCHEMA = "id BIGINT, at TIMESTAMP"
+_START_S = 60.0
 _numbers = itertools.count(1)
 
 
@@ -39,7 +42,23 @@ class Topic:
     def create(self, partitions: int, **config: str) -> Topic:
         topic = NewTopic(self.name, partitions, 1, config=config)
         self.administer(lambda admin: admin.create_topics([topic]))
+        self._wait_for_leaders(partitions)
         return self
+
+    def _wait_for_leaders(self, partitions: int) -> None:
+        """They are not known at once after a topic is created."""
+        client, deadline = (
+            TopicClient(self.broker.bootstrap_servers, self.name),
+            time.monotonic() + _START_S,
+        )
+        while True:
+            try:
+                client.ends(range(partitions))
+                break
+            except TopicUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        client.close()
 
     def delete(self) -> None:
         self.administer(lambda admin: admin.delete_topics([self.name]))

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confluent_kafka import (
-    OFFSET_INVALID,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -78,9 +77,10 @@ class TopicClient:
         self._admin = AdminClient({**common, "log.connection.close": False})
         self._consumer = Consumer({**CONSUMER_SETTINGS, **common})
         self._held: dict[int, list[Message]] = {}
-        self._assigned: dict[int, int] = {}  # the offset from which each partition is read
-        self._from: dict[int, int] = {}  # `_held` is complete from this offset to the position
-        self._end_seen: dict[int, int] = {}  # offsets at which partitions ended
+        # By partition: `_held` has all records from one offset to the other. Not the consumer's own
+        # position, which after a change is the former one until a record arrives.
+        self._from: dict[int, int] = {}
+        self._next: dict[int, int] = {}
 
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
@@ -137,40 +137,28 @@ class TopicClient:
 
     def _begin_at(self, starts: Mapping[int, int]) -> None:
         """Drops what lies before; begins again where it has not all that lies after."""
-        again = {
-            p: start
-            for p, start in starts.items()
-            if not (p in self._from and self._from[p] <= start <= self._position(p))
-        }
+        again = dict[int, int]()
         for partition, start in starts.items():
-            if partition not in again:
+            if self._from.get(partition, start + 1) <= start <= self._next[partition]:
                 held = self._held[partition]
                 del held[: bisect_left(held, start, key=Message.offset)]
                 self._from[partition] = start
+            else:
+                again[partition] = start
         if not again:
             return
-        positions = {p: self._position(p) for p in self._from if p not in again} | again
         for partition, start in again.items():
-            self._held[partition], self._from[partition] = [], start
-            self._end_seen.pop(partition, None)
-        self._assign(positions)
-
-    def _assign(self, positions: Mapping[int, int]) -> None:
+            self._held[partition], self._next[partition] = [], start
+        positions = [TopicPartition(self._topic, p, offset) for p, offset in self._next.items()]
         try:
-            self._consumer.assign([TopicPartition(self._topic, p, o) for p, o in positions.items()])
+            self._consumer.assign(positions)
         except KafkaException as error:
             raise self._unavailable(error) from error
-        self._assigned = dict(positions)
-
-    def _position(self, partition: int) -> int:
-        """The offset through which all records have been taken."""
-        [found] = self._consumer.position([TopicPartition(self._topic, partition)])
-        known = self._assigned[partition] if found.offset == OFFSET_INVALID else found.offset
-        return max(known, self._end_seen.get(partition, 0), self._assigned[partition])
+        self._from |= again
 
     def _missing(self, ranges: Mapping[int, tuple[int, int]]) -> int:
         """Offsets that are still to be passed."""
-        return sum(max(0, end - self._position(p)) for p, (_, end) in ranges.items())
+        return sum(max(0, end - self._next[p]) for p, (_, end) in ranges.items())
 
     def _consume(self, most: int) -> list[Message]:
         try:
@@ -182,12 +170,12 @@ class TopicClient:
         error, partition = message.error(), message.partition()
         if error is None:
             self._held[partition].append(message)
+            self._next[partition] = message.offset() + 1
         elif error.code() == KafkaError._PARTITION_EOF:
-            self._end_seen[partition] = message.offset()
+            self._next[partition] = max(message.offset(), self._next[partition])
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            offset = self._position(partition)
             self._from.clear()  # what came with it is lost: the next range begins anew
-            raise RecordsRemoved(partition, offset)
+            raise RecordsRemoved(partition, self._next[partition])
         else:
             self._from.clear()
             raise TopicUnavailable(error.str())
