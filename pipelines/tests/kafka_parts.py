@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka import Producer, admin
 
 from rekindle.connectors.kafka_client import TopicClient, TopicUnavailable
 from rekindle.connectors.kafka_source import KafkaSource
@@ -34,14 +33,14 @@ class Topic:
     broker: KafkaBroker
     name: str
 
-    def administer(self, action: Callable[[AdminClient], Mapping[Any, Future[Any]]]) -> None:
-        admin = AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
-        for future in action(admin).values():
+    def administer(self, action: Callable[[admin.AdminClient], Mapping[Any, Future[Any]]]) -> None:
+        client = admin.AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        for future in action(client).values():
             future.result()
 
     def create(self, partitions: int, **config: str) -> Topic:
-        topic = NewTopic(self.name, partitions, 1, config=config)
-        self.administer(lambda admin: admin.create_topics([topic]))
+        topic = admin.NewTopic(self.name, partitions, 1, config=config)
+        self.administer(lambda client: client.create_topics([topic]))
         self._wait_for_leaders(partitions)
         return self
 
@@ -61,10 +60,12 @@ class Topic:
         client.close()
 
     def delete(self) -> None:
-        self.administer(lambda admin: admin.delete_topics([self.name]))
+        self.administer(lambda client: client.delete_topics([self.name]))
 
     def add_partitions(self, total: int) -> None:
-        self.administer(lambda admin: admin.create_partitions([NewPartitions(self.name, total)]))
+        self.administer(
+            lambda client: client.create_partitions([admin.NewPartitions(self.name, total)])
+        )
 
     def producer(self, **settings: Any) -> Producer:
         return Producer({"bootstrap.servers": self.broker.bootstrap_servers, **settings})

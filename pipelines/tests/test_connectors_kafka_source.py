@@ -60,7 +60,7 @@ class TestRanges:
         assert source.ends(None) == Reach({"0": 0}, {"0": 0}, frozenset({"0"}), source.identity)
         topic.send(rows(0, 3))
         reach = source.ends({"0": 0})
-        assert (reach.start, reach.end, reach.caught_up) == ({"0": 0}, {"0": 3}, {"0"})
+        assert reach == Reach({"0": 0}, {"0": 3}, frozenset({"0"}), source.identity)
         topic.send(rows(3, 3))
         assert ids(source, reach) == [0, 1, 2]
         assert ids(source, source.ends(reach.end)) == [3, 4, 5]
@@ -280,7 +280,7 @@ class TestFaults:
         topic.send(rows(0, 20))
         source = open_kafka(topic, onDataLoss=on_data_loss)
         before = [TopicPartition(topic.name, 0, 12)]
-        topic.administer(lambda admin: admin.delete_records(before))
+        topic.administer(lambda client: client.delete_records(before))
         with pytest.raises(SourceFailed, match="partition 0 has no offset 5 any more"):
             source.read({"0": 5}, {"0": 15})
         reach = source.ends({"0": 5})

@@ -84,8 +84,8 @@ def _parse(values: Sequence[bytes | None], raw: pa.Schema) -> tuple[pa.RecordBat
     if present and (rows := _as_block(present, raw)) is not None:
         if len(present) == len(values):
             return rows, {}
-        at = iter(range(len(present)))
-        places = pa.array([None if v is None else next(at) for v in values], pa.int64())
+        numbers = iter(range(len(present)))
+        places = pa.array([None if v is None else next(numbers) for v in values], pa.int64())
         return rows.take(places), {}
     bad: dict[int, str] = {}
     parsed: list[dict[str, Any]] = []

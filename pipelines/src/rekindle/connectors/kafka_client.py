@@ -15,6 +15,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import (
@@ -25,8 +26,8 @@ from confluent_kafka import (
     Message,
     TopicCollection,
     TopicPartition,
+    admin,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
 
 REQUEST_S = 5.0
 READ_S = 10.0
@@ -45,7 +46,6 @@ CONSUMER_SETTINGS: Mapping[str, Any] = {
     "queued.max.messages.kbytes": 16_384,
     "fetch.max.bytes": 8 << 20,
     "fetch.message.max.bytes": 1 << 20,
-    "log.connection.close": False,
 }
 _log = logging.getLogger(__name__)
 
@@ -62,25 +62,43 @@ class RecordsRemoved(Exception):
         self.partition, self.offset = partition, offset
 
 
+@dataclass(slots=True)
+class _Held:
+    """Records that have been taken: all of [`first`, `next`)."""
+
+    first: int
+    next: int
+    offsets: list[int] = field(default_factory=list)
+    messages: list[Message] = field(default_factory=list)
+
+    def drop_before(self, offset: int) -> None:
+        at = bisect_left(self.offsets, offset)
+        del self.offsets[:at], self.messages[:at]
+        self.first = offset
+
+    def between(self, start: int, end: int) -> list[Message]:
+        return self.messages[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
+
+
 class TopicClient:
     """One topic; used by one thread."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        common = {
+        common: dict[str, Any] = {
             "bootstrap.servers": bootstrap_servers,
             "logger": _log,
             "error_cb": self._observe,
             "reconnect.backoff.max.ms": 1_000,
+            "log.connection.close": False,
         }
         self._topic = topic
         self._last_error: str | None = None
-        self._admin = AdminClient({**common, "log.connection.close": False})
+        self._admin = admin.AdminClient(common)
         self._consumer = Consumer({**CONSUMER_SETTINGS, **common})
-        self._held: dict[int, list[Message]] = {}
-        # By partition: `_held` has all records from one offset to the other. Not the consumer's own
-        # position, which after a change is the former one until a record arrives.
-        self._from: dict[int, int] = {}
-        self._next: dict[int, int] = {}
+        # By partition. Not the consumer's own positions, which after a change are the former ones
+        # until a record arrives.
+        self._held: dict[int, _Held] = {}
+        self._begins_anew = False
 
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
@@ -95,15 +113,27 @@ class TopicClient:
             raise self._unavailable(error) from error
         return str(description.topic_id), len(description.partitions)
 
-    def offsets(self, wanted: Mapping[int, OffsetSpec]) -> dict[int, int]:
-        """One offset of each of these partitions; that of a time is -1 if no record is so late.
-        Raises TopicUnavailable."""
+    def ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The offset after the last committed record of each. Raises TopicUnavailable."""
+        return self._offsets(partitions, admin.OffsetSpec.latest())
+
+    def beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The oldest offset of each that is there. Raises TopicUnavailable."""
+        return self._offsets(partitions, admin.OffsetSpec.earliest())
+
+    def at_time(self, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
+        """The first record from a time on, or the end. Raises TopicUnavailable."""
+        found = self._offsets(partitions, admin.OffsetSpec.for_timestamp(time_ms))
+        later = [partition for partition, offset in found.items() if offset < 0]
+        return {**found, **self.ends(later)}
+
+    def _offsets(self, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+        wanted = {TopicPartition(self._topic, partition): spec for partition in partitions}
         if not wanted:
             return {}
-        specs = {TopicPartition(self._topic, p): spec for p, spec in wanted.items()}
         try:
             found = self._admin.list_offsets(
-                specs,
+                wanted,
                 isolation_level=IsolationLevel.READ_COMMITTED,  # not the default
                 request_timeout=REQUEST_S,
             )
@@ -111,26 +141,20 @@ class TopicClient:
         except KafkaException as error:
             raise self._unavailable(error) from error
 
-    def ends(self, partitions: Iterable[int]) -> dict[int, int]:
-        return self.offsets({partition: OffsetSpec.latest() for partition in partitions})
-
     def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Sequence[Message]]:
         """The records of [start, end) of each partition, by offset. Raises TopicUnavailable,
         RecordsRemoved."""
         ranges = {p: span for p, span in ranges.items() if span[0] < span[1]}
         self._begin_at({p: start for p, (start, _) in ranges.items()})
-        missing, deadline = self._missing(ranges), time.monotonic() + READ_S
-        while missing:
+        deadline = time.monotonic() + READ_S
+        while missing := self._missing(ranges):
             messages = self._consume(min(missing, _MOST_AT_ONCE))
-            for message in messages:
-                self._take(message)
             if messages:
                 deadline = time.monotonic() + READ_S
             elif time.monotonic() > deadline:
                 raise TopicUnavailable(self._last_error or f"no response for {READ_S:.0f} s")
-            missing = self._missing(ranges)
         self._last_error = None
-        return {p: self._between(p, start, end) for p, (start, end) in ranges.items()}
+        return {p: self._held[p].between(start, end) for p, (start, end) in ranges.items()}
 
     def close(self) -> None:
         self._consumer.close()
@@ -139,51 +163,56 @@ class TopicClient:
         """Drops what lies before; begins again where it has not all that lies after."""
         again = dict[int, int]()
         for partition, start in starts.items():
-            if self._from.get(partition, start + 1) <= start <= self._next[partition]:
-                held = self._held[partition]
-                del held[: bisect_left(held, start, key=Message.offset)]
-                self._from[partition] = start
-            else:
+            held = self._held.get(partition)
+            if held is None or self._begins_anew or not held.first <= start <= held.next:
                 again[partition] = start
+            else:
+                held.drop_before(start)
         if not again:
             return
-        for partition, start in again.items():
-            self._held[partition], self._next[partition] = [], start
-        positions = [TopicPartition(self._topic, p, offset) for p, offset in self._next.items()]
+        if self._begins_anew:
+            self._held.clear()
+        self._held |= {partition: _Held(start, start) for partition, start in again.items()}
+        positions = [TopicPartition(self._topic, p, held.next) for p, held in self._held.items()]
         try:
             self._consumer.assign(positions)
         except KafkaException as error:
+            self._begins_anew = True
             raise self._unavailable(error) from error
-        self._from |= again
+        self._begins_anew = False
 
     def _missing(self, ranges: Mapping[int, tuple[int, int]]) -> int:
         """Offsets that are still to be passed."""
-        return sum(max(0, end - self._next[p]) for p, (_, end) in ranges.items())
+        return sum(max(0, end - self._held[p].next) for p, (_, end) in ranges.items())
 
-    def _consume(self, most: int) -> list[Message]:
+    def _consume(self, most: int) -> int:
+        """Takes what arrives; returns how many messages. Raises as `read`; then other messages may
+        be lost, and the next range begins anew."""
+        self._begins_anew = True
         try:
-            return self._consumer.consume(most, _POLL_S)
+            messages = self._consumer.consume(most, _POLL_S)
         except KafkaException as error:
             raise self._unavailable(error) from error
+        for message in messages:
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            self._take(self._held[partition], partition, offset, message)
+        self._begins_anew = False
+        return len(messages)
 
-    def _take(self, message: Message) -> None:
-        error, partition = message.error(), message.partition()
+    def _take(self, held: _Held, partition: int, offset: int, message: Message) -> None:
+        error = message.error()
         if error is None:
-            self._held[partition].append(message)
-            self._next[partition] = message.offset() + 1
+            held.offsets.append(offset)
+            held.messages.append(message)
+            held.next = offset + 1
         elif error.code() == KafkaError._PARTITION_EOF:
-            self._next[partition] = max(message.offset(), self._next[partition])
+            held.next = max(offset, held.next)
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._from.clear()  # what came with it is lost: the next range begins anew
-            raise RecordsRemoved(partition, self._next[partition])
+            raise RecordsRemoved(partition, held.next)
         else:
-            self._from.clear()
             raise TopicUnavailable(error.str())
-
-    def _between(self, partition: int, start: int, end: int) -> Sequence[Message]:
-        held = self._held[partition]
-        first = bisect_left(held, start, key=Message.offset)
-        return held[first : bisect_left(held, end, key=Message.offset)]
 
     def _unavailable(self, error: KafkaException) -> TopicUnavailable:
         cause = error.args[0]

@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
-from confluent_kafka.admin import OffsetSpec
 
 from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.cut_records import Position
@@ -114,15 +113,13 @@ class KafkaSource:
         if is_first and self._options.starting_offsets == "Latest":
             return self._client.ends(new)
         time_ms = self._options.starting_time_ms if is_first else None
-        if time_ms is None:
-            return self._client.offsets({p: OffsetSpec.earliest() for p in new})
-        found = self._client.offsets({p: OffsetSpec.for_timestamp(time_ms) for p in new})
-        later = self._client.ends([p for p, offset in found.items() if offset < 0])
-        return {**found, **later}
+        return (
+            self._client.beginnings(new) if time_ms is None else self._client.at_time(new, time_ms)
+        )
 
     def _oldest(self, partitions: set[int], start: Mapping[int, int]) -> dict[int, int]:
         """The oldest offsets that are there."""
-        oldest = self._client.offsets({p: OffsetSpec.earliest() for p in partitions})
+        oldest = self._client.beginnings(partitions)
         for partition, offset in oldest.items():
             if offset > start[partition]:
                 _log.warning(
@@ -260,7 +257,7 @@ def _headers(message: Message) -> list[dict[str, Any]] | None:
     headers = message.headers()
     if headers is None:
         return None
-    return [{"key": key, "value": value} for key, value in headers]
+    return [{"key": header[0], "value": header[1]} for header in headers]
 
 
 def _time_us(message: Message) -> int | None:
