@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.connectors.registry import open_source
+from rekindle.connectors.planned_cuts import PlannedCuts, WatermarkRule
+from rekindle.connectors.registry import open_live_source, open_source
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
@@ -45,6 +46,7 @@ from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
+from rekindle.task.live_inputs import LiveInputs
 from rekindle.task.moving.newcomer import Installed
 from rekindle.task.moving.pieces import Moved, NotMovable, install
 from rekindle.task.state import TaskState
@@ -97,7 +99,7 @@ class Startup:
         self._installing = threading.Lock()  # held while a thread opens or writes the log
         self._begun = False
         self._begun_windows: tuple[BegunWindow, ...] = ()
-        self._source: ReplayableSource | None = None
+        self._source: ReplayableSource | LiveInputs | None = None
         self.fetch: Fetch | None = None
         """Of the restored state; None if nothing has to be fetched."""
 
@@ -142,10 +144,11 @@ class Startup:
     def event_times(self, epochs: Sequence[int]) -> dict[int, tuple[int, int]]:
         """Newest event time and watermark of the source, if the task has opened one; called by any
         thread."""
-        if self._source is None:
+        source = self._source
+        if source is None:
             return {}
-        times = ((epoch, self._source.event_times(epoch)) for epoch in epochs)
-        return {epoch: (found.newest_us, found.watermark) for epoch, found in times}
+        times = ((epoch, source.event_times(epoch)) for epoch in epochs)
+        return {epoch: (found.newest_us, found.watermark) for epoch, found in times if found}
 
     def advance(self) -> Prepared | None:
         """Retry a step that is due. Returns the result, once all steps have succeeded."""
@@ -265,8 +268,10 @@ class Startup:
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
 
-    def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:
+    def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> Inputs:
         config = self._config
+        if spec.kind[1].is_live:
+            return self._open_live_source(node, spec, state)
         source = open_source(
             spec,
             node,
@@ -285,6 +290,28 @@ class Startup:
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
         )
+
+    def _open_live_source(self, node: Node, spec: SourceSpec, state: TaskState) -> LiveInputs:
+        config, times = self._config, spec.event_time
+        records = self._store.cuts(node)
+        idle_us = times.idle_after if times else None
+        rule = WatermarkRule(
+            times.lateness if times else 0,
+            None if idle_us is None else max(1, idle_us // config.epoch_interval_us),
+        )
+        source = open_live_source(
+            spec, node, config.epoch_interval_us, config.data / "source", config.ref.partition
+        )
+        self._source = LiveInputs(
+            source,
+            records,
+            PlannedCuts(state.epoch + 1, rule),
+            state.epoch + 1,
+            state.watermark,
+            origin_us=config.origin_us,
+            epoch_interval_us=config.epoch_interval_us,
+        )
+        return self._source
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 from rekindle.checkpoints.codec import SpilledLogName, input_identity_name
+from rekindle.checkpoints.cuts import CutObjects
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.manifest import Entry, EntryRef
 from rekindle.checkpoints.state import StateStore
@@ -98,6 +99,12 @@ class TaskStore:
                 "earlier epochs could not be computed again. Restore the original files, or read "
                 "the new ones with a source of another name"
             )
+
+    def cuts(self, source: Node) -> CutObjects:
+        """Of this task's partition of a live source. Raises StoreError."""
+        return CutObjects(
+            self._open_store(), self._config.uid, source.id, self._config.ref.partition
+        )
 
     def put(self, name: str, data: bytes) -> None:
         self._open_store().put(name, data)
