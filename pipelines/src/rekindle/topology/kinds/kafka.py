@@ -47,7 +47,7 @@ class KafkaSourceSpec(SourceOptions):
     starting_offsets: str = "Earliest"
     """Where the source begins when it is new: `Earliest`, `Latest`, or the records from a time on:
     `2026-01-31T06:00:00Z`. Partitions that are added later are read from their beginning."""
-    max_rows_per_epoch: int = Field(200_000, gt=0)
+    max_rows_per_epoch: int = Field(200_000, gt=0, le=10_000_000)
     """How much of the topic one task reads for an epoch at most, in offsets. What is left is in
     the next one."""
     on_bad_record: Literal["Fail", "Drop"] = "Fail"
