@@ -203,9 +203,11 @@ class Startup:
             self._inputs = self._subscribe(self._restored())
             self._inputs.route(self._upstreams)
             return None
+        is_live = node.spec.kind[1].is_live
+        open_inputs = self._open_live_source if is_live else self._open_source
         try:
             with self._calls.during(f"opening source {node.name}"):
-                self._inputs = self._open_source(node, node.spec, self._restored())
+                self._inputs = open_inputs(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
             wrong = node.name if isinstance(error, SchemaMismatch) else None
             return TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
@@ -268,10 +270,8 @@ class Startup:
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
 
-    def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> Inputs:
+    def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:
         config = self._config
-        if spec.kind[1].is_live:
-            return self._open_live_source(node, spec, state)
         source = open_source(
             spec,
             node,
