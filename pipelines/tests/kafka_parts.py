@@ -106,7 +106,7 @@ def open_kafka(
     **options: Any,
 ) -> KafkaSource:
     spec = spec_of(topic, schema, **options)
-    assert isinstance(spec.kafka, KafkaSourceSpec)
+    assert spec.kafka is not None
     columns = ddl_to_schema(schema)
     for field in spec.kafka.added_columns.values():
         columns = columns.append(field)
@@ -116,6 +116,7 @@ def open_kafka(
         columns = columns.append(Field(event_time, Scalar.TIMESTAMP))
         event = spec.event_time.model_copy(update={"expression": expression})
         spec = spec.model_copy(update={"event_time": event})
+    assert spec.kafka is not None
     node = Node("clicks", "op", spec, (), columns, event_time, partitions)
     context = SourceContext(spec, node, 1_000_000, Path("/nonexistent"), partition=partition)
     return KafkaSource(spec.kafka, replace(context))

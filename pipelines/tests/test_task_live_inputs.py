@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -93,7 +94,7 @@ def open_inputs() -> Iterator[OpenInputs]:
     opened: list[LiveInputs] = []
     origin_us = int(time.time() * 1e6)
 
-    def make(source: Source, records: Records, next_epoch: int = 0, **more: int) -> LiveInputs:
+    def make(source: Source, records: Records, next_epoch: int = 0, **more: Any) -> LiveInputs:
         cuts = PlannedCuts(next_epoch, WatermarkRule(lateness_us=2))
         inputs = LiveInputs(
             source,
@@ -132,7 +133,7 @@ def contents(epochs: list[EpochInput]) -> list[tuple[int, int, list[int]]]:
 
 def test_epochs_come_one_after_another_with_all_rows(open_inputs: OpenInputs) -> None:
     source = Source()
-    inputs, taken = open_inputs(source, Records()), []
+    inputs, taken = open_inputs(source, Records()), list[EpochInput]()
     for _ in range(10):
         source.end += 3
         taken += take(inputs, (taken[-1].epoch if taken else -1) + 2)

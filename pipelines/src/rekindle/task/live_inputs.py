@@ -115,7 +115,8 @@ class LiveInputs:
         self._to_read: CutRecord | None = None  # adopted, and its rows are not read yet
         self.dropped = 0
         """Records of the source that were no rows."""
-        self._worker = Worker("cuts", self._plan).start()
+        self._worker = Worker("cuts", self._plan)
+        self._worker.start()
 
     # --- called by the engine's thread, or by any -------------------------------------------------
 
@@ -186,10 +187,6 @@ class LiveInputs:
                 self._report(error)
                 self._cuts.failed()
                 self._closed.wait(self._backoff.failed())
-            else:
-                self._worker.progressed()
-                self._failure = None
-                self._backoff.succeeded()
 
     def _report(self, error: Exception) -> None:
         if str(error) != self._failure:
@@ -255,6 +252,10 @@ class LiveInputs:
                 "new one"
             )
         found = self._rows(record)
+        # Not before: while the source is away, others' records are looked for, which succeeds.
+        self._failure = None
+        self._backoff.succeeded()
+        self._worker.progressed()
         self.dropped += found.dropped
         if found.dropped:
             _log.warning("%d records dropped, such as %s", found.dropped, found.example)

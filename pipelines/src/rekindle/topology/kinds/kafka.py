@@ -13,11 +13,11 @@ from pydantic import Field
 
 from rekindle.errors import Problem
 from rekindle.topology.kinds.base import SourceOptions
-from rekindle.topology.schema import Array, Scalar, Struct
+from rekindle.topology.schema import Array, DataType, Scalar, Struct
 from rekindle.topology.schema import Field as SchemaField
 
 _HEADER = Struct((SchemaField("key", Scalar.STRING), SchemaField("value", Scalar.BINARY)))
-_ADDED = {
+_ADDED: Mapping[str, DataType] = {
     "key_column": Scalar.BINARY,
     "headers_column": Array(_HEADER),
     "partition_column": Scalar.INT,
