@@ -97,6 +97,50 @@ class Output:
         return sum(self._lines.values())
 
 
+def windowed(spec: dict[str, Any]) -> dict[str, Any]:
+    """The same topic, counted in windows of 10 s, with two partitions of the source."""
+    spec["sources"][0]["partitions"] = 2
+    spec["sources"][0]["eventTime"] = {"column": "at", "lateness": "1s", "idleAfter": "3s"}
+    window = {"size": "10s", "aggregate": "count(*) AS n, sum(id) AS total, min(o) AS first"}
+    spec["operators"] = [{"name": "counts", "inputs": ["clicks"], "window": window, "replicas": 1}]
+    spec["queries"][0]["from"] = "counts"
+    return spec
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_windows_are_those_of_the_reference(tmp_path: Path, cds_archive: Path) -> None:
+    with KafkaBroker(tmp_path / "kafka") as broker:
+        topic = new_topic(broker, PARTITIONS)
+        spec, clicks = windowed(make_spec(tmp_path, topic)), Clicks(topic)
+        output = Output(tmp_path / "out")
+        environment = {"REKINDLE_CDS_ARCHIVE": str(cds_archive)}
+        with task_processes(tmp_path, spec, environment) as tasks:
+            tasks.poll_until(tasks.all_live, 240)
+            with clicks.sending():
+                tasks.poll_until(lambda: output.rows() > 3, 120)
+                killed = next(r for r in tasks.replicas.values() if r.slot.partition == 1)
+                killed.kill()
+                tasks.start(killed.slot)
+                tasks.poll_until(tasks.all_live, 120)
+            committed = tasks.committed_epoch()
+            tasks.poll_until(lambda: tasks.committed_epoch() > committed + 20, 90)
+        result = run_reference(
+            load_spec(spec),
+            "test",
+            output=tmp_path / "reference",
+            cuts=f"file://{tmp_path}/store/{UID}",
+        )
+        assert result.rows["all"] > 3
+        found = compare_sinks(
+            f"file://{tmp_path}/reference/all",
+            f"file://{tmp_path}/out",
+            "json",
+            until_epoch=committed,
+        )
+        assert str(found).startswith("identical"), found
+
+
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_each_record_is_written_once_whatever_is_killed(tmp_path: Path) -> None:
