@@ -18,7 +18,8 @@ from rekindle_testing.embedded.kafka import KafkaBroker
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """For all tests of this process, each with topics of its own. They do not stop it."""
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), on_progress=print) as broker:
+    cleaner = {"log.cleaner.backoff.ms": "200"}
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), cleaner, print) as broker:
         yield broker
 
 
