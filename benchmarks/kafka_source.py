@@ -40,7 +40,7 @@ VALUE = (
 
 
 def send(broker: KafkaBroker, rows: int, partitions: int) -> None:
-    settings = {"bootstrap.servers": broker.bootstrap_servers}
+    settings: dict[str, str | int | float | bool] = {"bootstrap.servers": broker.bootstrap_servers}
     client = admin.AdminClient(settings)
     for future in client.create_topics([admin.NewTopic(TOPIC, partitions, 1)]).values():
         future.result()

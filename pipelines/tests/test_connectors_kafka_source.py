@@ -76,6 +76,22 @@ class TestRanges:
         assert reach.caught_up == {"0"}
         source.close()
 
+    def test_an_epoch_takes_no_more_bytes_than_fit(
+        self, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        topic = new_topic(kafka_broker, 3)
+        for partition, count in ((0, 2), (1, 300), (2, 300)):
+            topic.send(rows(0, count), partition)
+        source = open_kafka(topic)
+        reach = source.ends(None)
+        for most, expected in ((30_000, {"0": 2, "1": 62, "2": 62}), (1, {"0": 0, "1": 0, "2": 1})):
+            monkeypatch.setattr(source, "_epoch_bytes", most)
+            found = source.read_some(reach.start, reach.end)
+            assert found.end == pytest.approx(expected, abs=3)
+            assert found.table.num_rows == sum(found.end.values())
+            assert source.read(reach.start, found.end).table == found.table
+        source.close()
+
     def test_a_range_ends_by_position_where_transactions_ended(self, topic: Topic) -> None:
         producer = topic.producer(**{"transactional.id": f"t-{topic.name}"})
         producer.init_transactions(30)

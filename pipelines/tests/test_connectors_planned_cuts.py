@@ -51,7 +51,7 @@ def propose(
     caught_up = frozenset(split for split in end if split not in behind)
     cuts.ends_found(Reach({**dict.fromkeys(end, 0), **start}, end, caught_up), through)
     assert isinstance(cuts.next_request(through), ReadRows)
-    cuts.rows_read(newest)
+    cuts.rows_read(end, newest)
     created = cuts.next_request(through)
     assert isinstance(created, CreateRecord)
     return created.record
@@ -101,6 +101,16 @@ class TestChain:
     def test_what_does_not_fit_is_left_for_the_next_epoch(self) -> None:
         record = propose(reader(), {"0": 12, "1": 4}, {"0": 120}, through=9, behind="1")
         assert (record.first, record.last) == (3, 3)
+
+    def test_what_has_too_many_bytes_is_left_for_the_next_epoch(self) -> None:
+        cuts = reader()
+        cuts.next_request(9)
+        cuts.ends_found(Reach(FIRST.end, {"0": 12, "1": 6}, frozenset("01")), 9)
+        cuts.rows_read({"0": 12, "1": 4}, {"0": 120})
+        request = cuts.next_request(9)
+        assert isinstance(request, CreateRecord)
+        assert (request.record.last, request.record.end) == (3, {"0": 12, "1": 4})
+        assert request.record.quiet == {}
 
     def test_without_the_source_others_records_are_looked_for(self) -> None:
         cuts = reader()
@@ -238,8 +248,8 @@ def test_all_readers_and_replays_release_the_same_epochs(seed: int) -> None:
 
 
 class _ReleasesBeforeItIsStored(PlannedCuts):
-    def rows_read(self, newest_us):  # type: ignore[no-untyped-def]  # a planted bug
-        super().rows_read(newest_us)
+    def rows_read(self, end, newest_us):  # type: ignore[no-untyped-def]  # a planted bug
+        super().rows_read(end, newest_us)
         assert isinstance(self._request, CreateRecord)
         self._adopted.append(self._request.record)
 

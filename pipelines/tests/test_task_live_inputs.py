@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -61,6 +61,7 @@ class Source:
         self.end = 0
         self.lag = lag  # how much later than another replica it sees rows
         self.away = False
+        self.most = 10**9  # rows of an epoch
         self.identity = "topic"
         self.closed = False
 
@@ -73,7 +74,10 @@ class Source:
         self._require()
         numbers = pa.array(range(start["0"], end["0"]), pa.int64())
         newest = {"0": end["0"] - 1} if len(numbers) else {}
-        return SourceRows(pa.table([numbers], schema=self.schema), newest)
+        return SourceRows(end, pa.table([numbers], schema=self.schema), newest)
+
+    def read_some(self, start: Position, end: Position) -> SourceRows:
+        return self.read(start, {"0": min(end["0"], start["0"] + self.most)})
 
     def _require(self) -> None:
         if self.away:
@@ -94,11 +98,17 @@ def open_inputs() -> Iterator[OpenInputs]:
     opened: list[LiveInputs] = []
     origin_us = int(time.time() * 1e6)
 
-    def make(source: Source, records: Records, next_epoch: int = 0, **more: Any) -> LiveInputs:
+    def make(
+        source: Source,
+        records: Records,
+        next_epoch: int = 0,
+        others: Sequence[Records] = (),
+        **more: Any,
+    ) -> LiveInputs:
         cuts = PlannedCuts(next_epoch, WatermarkRule(lateness_us=2))
         inputs = LiveInputs(
             source,
-            records,
+            [records, *others],
             cuts,
             next_epoch,
             NO_WATERMARK,
@@ -205,6 +215,14 @@ def test_a_task_that_was_away_records_all_epochs_at_once(open_inputs: OpenInputs
     assert len(records.records) < 20
 
 
+def test_what_is_too_large_for_one_epoch_is_in_the_next(open_inputs: OpenInputs) -> None:
+    source = Source()
+    source.end, source.most = 25, 10
+    taken = take(open_inputs(source, Records()), 5)
+    rows = [e.inputs[0].num_rows for e in taken]
+    assert rows[:3] == [10, 10, 5]
+
+
 def test_a_reader_that_is_overtaken_fails(open_inputs: OpenInputs) -> None:
     records = Records()
     records.add(CutRecord(40, 40, {"0": 0}, {"0": 0}, identity="topic"))
@@ -234,16 +252,20 @@ def test_planning_waits_for_the_engine(open_inputs: OpenInputs) -> None:
     assert numbers(take(inputs, inputs.head())) == list(range(150))
 
 
-def test_event_times_are_those_of_the_record(open_inputs: OpenInputs) -> None:
-    records, source = Records(), Source()
-    source.end = 9
-    inputs = open_inputs(source, records)
-    take(inputs, 3)
-    for reader in (inputs, open_inputs(source, records, next_epoch=3)):
-        found = reader.event_times(2)
-        assert found is not None
-        assert (found.newest_us, found.watermark) == (8, 6)
-    assert inputs.event_times(10**6) is None
+def test_event_times_are_those_of_all_partitions(open_inputs: OpenInputs) -> None:
+    sources, records = [Source(), Source()], [Records(), Records()]
+    sources[0].end, sources[1].end = 9, 4
+    second = open_inputs(sources[1], records[1])
+    take(second, 3)
+    inputs = open_inputs(sources[0], records[0], others=records[1:])
+    assert inputs.event_times(2) is None  # it is read first
+    deadline = time.monotonic() + WITHIN_S
+    while (found := inputs.event_times(2)) is None:
+        inputs.take(CallBounds(), 0.02)
+        assert time.monotonic() < deadline
+    assert (found.newest_us, found.watermark) == (8, 1)
+    assert inputs.read_event_times(2) == found
+    assert inputs.read_event_times(10**6) is None
 
 
 def test_a_closed_reader_closes_its_source(open_inputs: OpenInputs) -> None:

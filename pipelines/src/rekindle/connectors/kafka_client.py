@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from confluent_kafka import (
@@ -34,6 +35,8 @@ READ_S = 10.0
 """How long a range may bring nothing before it is an error."""
 _POLL_S = 0.05
 _MOST_AT_ONCE = 10_000
+_RECORD_BYTES = 200
+"""About what a record takes in memory beside its value."""
 CONSUMER_SETTINGS: Mapping[str, Any] = {
     "group.id": "rekindle",  # must be set, and is not used: partitions are assigned
     "enable.auto.commit": False,
@@ -50,6 +53,10 @@ CONSUMER_SETTINGS: Mapping[str, Any] = {
 _log = logging.getLogger(__name__)
 
 
+Ranges = Mapping[int, tuple[int, int]]
+"""By partition: the first offset, and the one after the last."""
+
+
 class TopicUnavailable(Exception):
     """Brokers do not respond, or refuse; says why."""
 
@@ -62,6 +69,14 @@ class RecordsRemoved(Exception):
         self.partition, self.offset = partition, offset
 
 
+@dataclass(frozen=True, slots=True)
+class Records:
+    """Of one partition, before the offset `end`."""
+
+    end: int
+    messages: Sequence[Message]
+
+
 @dataclass(slots=True)
 class _Held:
     """Records that have been taken: all of [`first`, `next`)."""
@@ -70,14 +85,18 @@ class _Held:
     next: int
     offsets: list[int] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
 
     def drop_before(self, offset: int) -> None:
         at = bisect_left(self.offsets, offset)
-        del self.offsets[:at], self.messages[:at]
+        del self.offsets[:at], self.messages[:at], self.sizes[:at]
         self.first = offset
 
-    def between(self, start: int, end: int) -> list[Message]:
-        return self.messages[bisect_left(self.offsets, start) : bisect_left(self.offsets, end)]
+    def before(self, offset: int) -> list[Message]:
+        return self.messages[: bisect_left(self.offsets, offset)]
+
+    def sizes_before(self, offset: int) -> list[int]:
+        return self.sizes[: bisect_left(self.offsets, offset)]
 
 
 class TopicClient:
@@ -141,20 +160,48 @@ class TopicClient:
         except KafkaException as error:
             raise self._unavailable(error) from error
 
-    def read(self, ranges: Mapping[int, tuple[int, int]]) -> dict[int, Sequence[Message]]:
-        """The records of [start, end) of each partition, by offset. Raises TopicUnavailable,
+    def read(self, ranges: Ranges, most_bytes: int | None = None) -> dict[int, Records]:
+        """The records of [start, end) of each partition, by offset. With `most_bytes` the ranges
+        may end before, but not all of them before their first record. Raises TopicUnavailable,
         RecordsRemoved."""
-        ranges = {p: span for p, span in ranges.items() if span[0] < span[1]}
-        self._begin_at({p: start for p, (start, _) in ranges.items()})
+        given = {p: span for p, span in ranges.items() if span[0] < span[1]}
+        self._begin_at({p: start for p, (start, _) in given.items()})
         deadline = time.monotonic() + READ_S
-        while missing := self._missing(ranges):
-            messages = self._consume(min(missing, _MOST_AT_ONCE))
-            if messages:
+        while missing := self._missing(given):
+            if most_bytes is not None and self._bytes(given) >= most_bytes:
+                break
+            if self._consume(min(missing, _MOST_AT_ONCE)):
                 deadline = time.monotonic() + READ_S
             elif time.monotonic() > deadline:
                 raise TopicUnavailable(self._last_error or f"no response for {READ_S:.0f} s")
         self._last_error = None
-        return {p: self._held[p].between(start, end) for p, (start, end) in ranges.items()}
+        ends = {p: min(end, self._held[p].next) for p, (_, end) in given.items()}
+        if most_bytes is not None:
+            ends = self._within(ends, most_bytes)
+        found = {p: Records(start, ()) for p, (start, _) in ranges.items()}
+        return found | {p: Records(at, self._held[p].before(at)) for p, at in ends.items()}
+
+    def _bytes(self, ranges: Ranges) -> int:
+        return sum(sum(self._held[p].sizes_before(end)) for p, (_, end) in ranges.items())
+
+    def _within(self, ends: Mapping[int, int], most_bytes: int) -> dict[int, int]:
+        """Ends that lie before, so that the records before them have so many bytes: partitions
+        share them, as evenly as they can use them. One record is always left."""
+        sizes = {p: self._held[p].sizes_before(end) for p, end in ends.items()}
+        totals = {p: sum(found) for p, found in sizes.items()}
+        within, left = dict(ends), most_bytes
+        waiting = sorted(ends, key=lambda p: totals[p])
+        for at, partition in enumerate(waiting):
+            is_last = at == len(waiting) - 1
+            is_first_record = is_last and left == most_bytes  # of all
+            share = left // (len(waiting) - at)
+            if totals[partition] > share:
+                running = list(accumulate(sizes[partition]))
+                count = max(bisect_right(running, share), int(is_first_record))
+                within[partition] = self._held[partition].offsets[count]
+                totals[partition] = running[count - 1] if count else 0
+            left -= totals[partition]
+        return within
 
     def close(self) -> None:
         self._consumer.close()
@@ -206,6 +253,7 @@ class TopicClient:
         if error is None:
             held.offsets.append(offset)
             held.messages.append(message)
+            held.sizes.append(len(message) + _RECORD_BYTES)
             held.next = offset + 1
         elif error.code() == KafkaError._PARTITION_EOF:
             held.next = max(offset, held.next)

@@ -24,6 +24,7 @@ from rekindle.connectors.json_values import JsonValues
 from rekindle.connectors.kafka_client import RecordsRemoved, TopicClient, TopicUnavailable
 from rekindle.connectors.live_source import Reach, SourceRows
 from rekindle.connectors.source import SourceContext
+from rekindle.engine.memory import plan_memory
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
 from rekindle.topology.problems import InvalidSql
@@ -62,6 +63,8 @@ class KafkaSource:
         payload = pa.schema([self._schema.field(name) for name in names])
         self._values = JsonValues(payload, _parsed(expression, node.schema, set(names)))
         self._where = f"source {self._name}: topic {options.topic} at {options.bootstrap_servers}"
+        memory = context.memory or plan_memory()
+        self._epoch_bytes = memory.epoch_bytes
         self._client = connect(options.bootstrap_servers, options.topic)
         self._described_at = 0.0
         self._topic_id, self._count = "", 0
@@ -143,10 +146,16 @@ class KafkaSource:
             raise SourceFailed(replaced(self._where))
         self._topic_id, self._described_at = topic_id, now
 
+    def read_some(self, start: Position, end: Position) -> SourceRows:
+        return self._read(start, end, self._epoch_bytes)
+
     def read(self, start: Position, end: Position) -> SourceRows:
+        return self._read(start, end, None)
+
+    def _read(self, start: Position, end: Position, most_bytes: int | None) -> SourceRows:
         ranges = {int(split): (start[split], end[split]) for split in end}
         try:
-            found = self._client.read(ranges)
+            found = self._client.read(ranges, most_bytes)
         except TopicUnavailable as error:
             raise SourceFailed(f"{self._where}: {error}") from error
         except RecordsRemoved as error:
@@ -156,8 +165,8 @@ class KafkaSource:
                 f"{self._where}: {error}: records were removed before they were read; keep them "
                 "for longer, or set onDataLoss: Skip to go on with the oldest ones"
             ) from error
-        counts = {p: len(found[p]) for p in sorted(found)}
-        messages = [message for p in counts for message in found[p]]
+        counts = {p: len(found[p].messages) for p in sorted(found)}
+        messages = [message for p in counts for message in found[p].messages]
         decoded = self._values.decode([message.value() for message in messages])
         example = self._bad(messages, decoded.bad)
         rows = self._table(decoded.rows, messages)
@@ -167,7 +176,8 @@ class KafkaSource:
         newest = self._newest(rows, kept, counts)
         if decoded.bad:
             rows = rows.filter(kept)
-        return SourceRows(rows, newest, len(decoded.bad), example)
+        read_to = {str(p): records.end for p, records in found.items()}
+        return SourceRows(read_to, rows, newest, len(decoded.bad), example)
 
     def waiting_for(self) -> str:
         return f"topic {self._options.topic} at {self._options.bootstrap_servers}"

@@ -32,10 +32,11 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """The rows of a range, by split and position. `newest_us`: the newest event time of each split
-    that has any in the range, microseconds UTC. `dropped`: how many records of the range are no
-    rows; `example`: one of them, and why."""
+    """The rows of a range, which ends at `end`, by split and position. `newest_us`: the newest
+    event time of each split that has any in the range, microseconds UTC. `dropped`: how many
+    records of the range are no rows; `example`: one of them, and why."""
 
+    end: Position
     table: pa.Table
     newest_us: Mapping[str, int]
     dropped: int = 0
@@ -56,6 +57,11 @@ class LiveSource(Protocol):
     def ends(self, after: Position | None) -> Reach:
         """How far the epoch after `after` may read; None: it is the first one. Succeeds only if all
         splits have been heard from. Raises SourceFailed."""
+        ...
+
+    def read_some(self, start: Position, end: Position) -> SourceRows:
+        """As `read`, but the range may end before, where it has as many bytes as one epoch may
+        have. It has at least one row if there is one."""
         ...
 
     def read(self, start: Position, end: Position) -> SourceRows:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.connectors.cut_records import CutRecord, Position
 from rekindle.connectors.live_source import Reach
@@ -59,6 +59,8 @@ class FindEnds:
 
 @dataclass(frozen=True, slots=True)
 class ReadRows:
+    """`LiveSource.read_some`."""
+
     start: Position
     end: Position
 
@@ -145,10 +147,12 @@ class PlannedCuts:
         self._reach, self._released_through = reach, released_through
         self._request = ReadRows(reach.start, reach.end)
 
-    def rows_read(self, newest_us: Mapping[str, int]) -> None:
-        """`newest_us`: as of `SourceRows`."""
+    def rows_read(self, end: Position, newest_us: Mapping[str, int]) -> None:
+        """`end`, `newest_us`: as of `SourceRows`."""
         assert self._reach is not None, "a proposal begins with the ends"
-        self._request = CreateRecord(self._proposed(self._reach, newest_us))
+        before_end = {split for split, at in end.items() if at < self._reach.end[split]}
+        reach = replace(self._reach, end=end, caught_up=self._reach.caught_up - before_end)
+        self._request = CreateRecord(self._proposed(reach, newest_us))
 
     def created(self, was_absent: bool, sent_at: float, now: float) -> None:
         assert isinstance(self._request, CreateRecord)

@@ -57,15 +57,21 @@ def open_source(
 
 
 def open_live_source(
-    source: SourceSpec, node: Node, epoch_interval_us: int, work_dir: Path, partition: int = 0
+    source: SourceSpec,
+    node: Node,
+    epoch_interval_us: int,
+    work_dir: Path,
+    memory: MemoryPlan | None = None,
+    partition: int = 0,
 ) -> LiveSource:
-    """A partition of a live source. Raises SourceFailed."""
+    """A partition of a live source. `memory` limits what is planned for one epoch. Raises
+    SourceFailed."""
     kind, options = source.kind
     opener: OpenLiveSource | None = connector(type(options))
     if opener is None or not options.is_live:
         raise SourceFailed(f"source {source.name}: sources of kind {kind} are not live")
     return opener(
-        options, SourceContext(source, node, epoch_interval_us, work_dir, partition=partition)
+        options, SourceContext(source, node, epoch_interval_us, work_dir, memory, partition)
     )
 
 

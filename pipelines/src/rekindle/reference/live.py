@@ -39,7 +39,7 @@ def open_recorded(
     sources: dict[tuple[str, int], ReplayableSource] = {}
     for partition in range(node.partitions):
         records = _records(CutObjects(store, uid, node.id, partition), node.name, cuts)
-        source = open_live_source(spec, node, epoch_interval_us, work, partition)
+        source = open_live_source(spec, node, epoch_interval_us, work, partition=partition)
         stack.callback(source.close)
         if any(record.identity != source.identity for record in records):
             raise RekindleError(

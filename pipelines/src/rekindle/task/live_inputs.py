@@ -48,9 +48,6 @@ from rekindle.task.inputs import READ_AHEAD_BYTES, Clock
 from rekindle.workers import CallTimer, Worker
 
 RETRY = BackoffPolicy(first_s=0.1, longest_s=5.0, jitter=0.5)
-REMEMBERED_RECORDS = 1_000
-"""Records whose event times are known without the store."""
-
 _log = logging.getLogger(__name__)
 
 
@@ -77,12 +74,13 @@ class _Planned:
 
 
 class LiveInputs:
-    """Implements `task.inputs.Inputs`. `watermark`: after `next_epoch - 1`. Owns the source."""
+    """Implements `task.inputs.Inputs`. `stores`: of all partitions of the source, the task's own
+    first. `watermark`: after `next_epoch - 1`. Owns the source."""
 
     def __init__(
         self,
         source: LiveSource,
-        store: CutStore,
+        stores: Sequence[CutStore],
         cuts: PlannedCuts,
         next_epoch: int,
         watermark: int,
@@ -93,7 +91,7 @@ class LiveInputs:
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
         self._source = source
-        self._store = store
+        self._stores, self._store = stores, stores[0]
         self._cuts = cuts
         self._next = next_epoch
         self._watermark = watermark
@@ -108,7 +106,8 @@ class LiveInputs:
         self._failure: str | None = None
         self._closed = threading.Event()
         self._calls = CallTimer(why=f"waiting for {source.waiting_for()}, or for the store")
-        self._remembered: deque[CutRecord] = deque(maxlen=REMEMBERED_RECORDS)
+        self._event_times: dict[int, EventTimes] = {}
+        self._asked: set[int] = set()  # epochs whose event times are asked for
         # Of the planning thread:
         self._backoff = Backoff(RETRY)
         self._proposed: tuple[Position, Position, SourceRows] | None = None
@@ -156,16 +155,24 @@ class LiveInputs:
         return self._failure or self._calls.problem or self._worker.problem
 
     def event_times(self, epoch: int) -> EventTimes | None:
-        """Through an epoch; None if no record defines it, or the store is away."""
-        for record in reversed(self._remembered.copy()):
-            if record.first <= epoch <= record.last:
-                return _event_times(record)
-        try:
-            before = [first for first in self._store.list() if first <= epoch]
-            found = self._record(max(before)) if before else None
-        except StoreError:
-            return None
-        return _event_times(found) if found is not None and epoch <= found.last else None
+        """Through an epoch, of all partitions: the newest event time of any, the least watermark.
+        None: not all of them have recorded it, or it will be read by the time of a later call."""
+        found = self._event_times.get(epoch)
+        if found is None:
+            self._asked.add(epoch)
+        return found
+
+    def read_event_times(self, epoch: int) -> EventTimes | None:
+        """The same, without delay. Raises StoreError."""
+        newest, watermarks = list[int](), list[int]()
+        for store in self._stores:
+            before = [first for first in store.list() if first <= epoch]
+            record = self._record(store, max(before)) if before else None
+            if record is None or record.last < epoch:
+                return None
+            newest += record.newest_us.values()
+            watermarks.append(record.watermark)
+        return EventTimes(max(newest, default=NO_WATERMARK), min(watermarks))
 
     def close(self) -> None:
         self._closed.set()
@@ -199,6 +206,9 @@ class LiveInputs:
         if self._to_read is not None:
             self._read(self._to_read)
             self._to_read = None
+        while self._asked:
+            if (found := self.read_event_times(epoch := self._asked.pop())) is not None:
+                self._event_times[epoch] = found
         request = self._cuts.next_request(self.head())
         if request is None:
             wait_s = released_in_s(
@@ -223,21 +233,21 @@ class LiveInputs:
                 case ListRecords():
                     self._cuts.listed(self._store.list(), sent_at)
                 case ReadRecord(first):
-                    self._cuts.record_read(self._record(first), time.monotonic())
+                    self._cuts.record_read(self._record(self._store, first), time.monotonic())
                 case FindEnds(after):
                     self._cuts.ends_found(self._source.ends(after), self.head())
                 case ReadRows(start, end):
-                    found = self._source.read(start, end)
-                    self._proposed = (start, end, found)
-                    self._cuts.rows_read(found.newest_us)
+                    found = self._source.read_some(start, end)
+                    self._proposed = (start, found.end, found)
+                    self._cuts.rows_read(found.end, found.newest_us)
                 case CreateRecord(record):
                     created = self._store.create(record.first, encode_cut_record(record))
                     self._cuts.created(created, sent_at, time.monotonic())
                 case _:
                     assert_never(request)
 
-    def _record(self, first: int) -> CutRecord | None:
-        data = self._store.read(first)
+    def _record(self, store: CutStore, first: int) -> CutRecord | None:
+        data = store.read(first)
         try:
             return None if data is None else decode_cut_record(data)
         except ValueError as error:
@@ -259,7 +269,6 @@ class LiveInputs:
         self.dropped += found.dropped
         if found.dropped:
             _log.warning("%d records dropped, such as %s", found.dropped, found.example)
-        self._remembered.append(record)
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -279,7 +288,3 @@ class LiveInputs:
             return proposed[2]
         with self._calls.during(f"reading epoch {record.first} of the source"):
             return self._source.read(record.start, record.end)
-
-
-def _event_times(record: CutRecord) -> EventTimes:
-    return EventTimes(max(record.newest_us.values(), default=NO_WATERMARK), record.watermark)

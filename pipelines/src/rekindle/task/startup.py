@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.connectors.planned_cuts import PlannedCuts, WatermarkRule
+from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
 from rekindle.connectors.registry import open_live_source, open_source
-from rekindle.connectors.source import ReplayableSource
+from rekindle.connectors.source import EventTimes, ReplayableSource
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
@@ -236,8 +236,18 @@ class Startup:
 
     def _bound(self, begun: BegunWindow) -> int:
         """The event time through which a window lacks rows."""
-        own = self.event_times([epoch for epoch, _ in begun.own])
-        return max([begun.after_us, *(own[epoch][0] + added_us for epoch, added_us in begun.own)])
+        own = ((self._event_times(epoch), added_us) for epoch, added_us in begun.own)
+        return max([begun.after_us, *(times.newest_us + added_us for times, added_us in own)])
+
+    def _event_times(self, epoch: int) -> EventTimes:
+        """Of the own source, through an epoch that it had before the task's."""
+        assert self._source is not None, "the inputs are open"
+        if not isinstance(self._source, LiveInputs):
+            return self._source.event_times(epoch)
+        found = self._source.read_event_times(epoch)
+        if found is None:
+            raise CutsOvertaken(f"the record of epoch {epoch} of the source is gone")
+        return found
 
     def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
         log = self._open_log(chain)
@@ -293,14 +303,21 @@ class Startup:
 
     def _open_live_source(self, node: Node, spec: SourceSpec, state: TaskState) -> LiveInputs:
         config, times = self._config, spec.event_time
-        records = self._store.cuts(node)
+        own = config.ref.partition
+        partitions = (own, *(p for p in range(node.partitions) if p != own))
+        records = [self._store.cuts(node, partition) for partition in partitions]
         idle_us = times.idle_after if times else None
         rule = WatermarkRule(
             times.lateness if times else 0,
             None if idle_us is None else max(1, idle_us // config.epoch_interval_us),
         )
         source = open_live_source(
-            spec, node, config.epoch_interval_us, config.data / "source", config.ref.partition
+            spec,
+            node,
+            config.epoch_interval_us,
+            config.data / "source",
+            config.memory,
+            config.ref.partition,
         )
         self._source = LiveInputs(
             source,

@@ -100,11 +100,9 @@ class TaskStore:
                 "the new ones with a source of another name"
             )
 
-    def cuts(self, source: Node) -> CutObjects:
-        """Of this task's partition of a live source. Raises StoreError."""
-        return CutObjects(
-            self._open_store(), self._config.uid, source.id, self._config.ref.partition
-        )
+    def cuts(self, source: Node, partition: int) -> CutObjects:
+        """The cut records of a partition of a live source. Raises StoreError."""
+        return CutObjects(self._open_store(), self._config.uid, source.id, partition)
 
     def put(self, name: str, data: bytes) -> None:
         self._open_store().put(name, data)
