@@ -35,6 +35,7 @@ READ_S = 10.0
 """How long a range may bring nothing before it is an error."""
 _POLL_S = 0.05
 _MOST_AT_ONCE = 10_000
+_END, _REMOVED = KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET
 _RECORD_BYTES = 200
 """About what a record takes in memory beside its value."""
 CONSUMER_SETTINGS: Mapping[str, Any] = {
@@ -241,26 +242,26 @@ class TopicClient:
         except KafkaException as error:
             raise self._unavailable(error) from error
         for message in messages:
-            partition, offset = message.partition(), message.offset()
-            assert partition is not None
-            assert offset is not None
-            self._take(self._held[partition], partition, offset, message)
+            self._take(message)
         self._begins_anew = False
         return len(messages)
 
-    def _take(self, held: _Held, partition: int, offset: int, message: Message) -> None:
-        error = message.error()
+    def _take(self, message: Message) -> None:
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        held = self._held.get(-1 if partition is None else partition)
+        if error is not None and error.code() not in (_END, _REMOVED):
+            raise TopicUnavailable(error.str())
+        if held is None or partition is None or offset is None:
+            return  # it was assigned before
         if error is None:
             held.offsets.append(offset)
             held.messages.append(message)
             held.sizes.append(len(message) + _RECORD_BYTES)
             held.next = offset + 1
-        elif error.code() == KafkaError._PARTITION_EOF:
+        elif error.code() == _END:
             held.next = max(offset, held.next)
-        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            raise RecordsRemoved(partition, held.next)
         else:
-            raise TopicUnavailable(error.str())
+            raise RecordsRemoved(partition, held.next)
 
     def _unavailable(self, error: KafkaException) -> TopicUnavailable:
         cause = error.args[0]
