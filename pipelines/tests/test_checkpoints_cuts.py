@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from rekindle.checkpoints.codec import cut_name, entry_name, manifest_name, parse_cut_name
+from rekindle.checkpoints.cuts import CutObjects
 from rekindle.checkpoints.garbage import CUT_AGE_S, find_garbage
 from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifests import ManifestStore
+from rekindle.checkpoints.store import Store
 from rekindle.connectors.planned_cuts import RECHECK_S
 from rekindle.objects import ObjectInfo
 
@@ -56,6 +62,22 @@ def test_a_partition_that_has_saved_nothing_keeps_all() -> None:
 
 def test_records_of_the_last_minutes_are_kept() -> None:
     assert garbage(manifest(a=99), {0: OLD, 10: OLD + 2, 20: OLD + 2}) == [0]
+
+
+def test_a_store_is_cleaned_and_its_chain_goes_on(tmp_path: Path) -> None:
+    store = Store(f"file://{tmp_path}/store")
+    cuts, manifests = CutObjects(store, "u", "op", 0), ManifestStore(store, "u")
+    for first in (0, 10, 20):
+        assert cuts.create(first, b"%d" % first)
+    assert not cuts.create(10, b"another")
+    for path in tmp_path.rglob("cuts/**/*.json"):
+        os.utime(path, (0, 0))
+    ref = EntryRef(25, None, "d")
+    entries = {"a/0": (ref,)}
+    assert manifests.write(Manifest(1, 25, generation=1, fence=1, time="", entries=entries))
+    assert manifests.collect_garbage(retain=1) == 2
+    assert cuts.list() == [20]
+    assert (cuts.read(10), cuts.read(20)) == (None, b"20")
 
 
 @pytest.mark.parametrize("epoch", [0, 10])

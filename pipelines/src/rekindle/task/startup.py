@@ -327,6 +327,7 @@ class Startup:
             state.watermark,
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
+            read_ahead_bytes=config.memory.read_ahead_bytes,
         )
         return self._source
 

@@ -32,6 +32,10 @@ class KafkaSourceSpec(SourceOptions):
     is_live: ClassVar[bool] = True
     has_raw_columns: ClassVar[bool] = True
     can_be_partitioned: ClassVar[bool] = True
+    # With `Fail` no epoch has a bad record, so it may become `Drop`.
+    not_in_id: ClassVar[frozenset[str]] = frozenset(
+        {"bootstrap_servers", "max_rows_per_epoch", "on_bad_record", "on_data_loss"}
+    )
     wrong_field_names: ClassVar[Mapping[str, str]] = {
         "bootstrap": "bootstrapServers",
         "brokers": "bootstrapServers",
