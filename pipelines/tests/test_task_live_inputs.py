@@ -62,6 +62,7 @@ class Source:
         self.lag = lag  # how much later than another replica it sees rows
         self.away = False
         self.most = 10**9  # rows of an epoch
+        self.dropped = 0  # records of each range
         self.identity = "topic"
         self.closed = False
 
@@ -74,7 +75,7 @@ class Source:
         self._require()
         numbers = pa.array(range(start["0"], end["0"]), pa.int64())
         newest = {"0": end["0"] - 1} if len(numbers) else {}
-        return SourceRows(end, pa.table([numbers], schema=self.schema), newest)
+        return SourceRows(end, pa.table([numbers], schema=self.schema), newest, self.dropped)
 
     def read_some(self, start: Position, end: Position) -> SourceRows:
         return self.read(start, {"0": min(end["0"], start["0"] + self.most)})
@@ -112,6 +113,7 @@ def open_inputs() -> Iterator[OpenInputs]:
             cuts,
             next_epoch,
             NO_WATERMARK,
+            name="clicks",
             origin_us=origin_us,
             epoch_interval_us=EPOCH_US,
             **more,
@@ -266,6 +268,15 @@ def test_event_times_are_those_of_all_partitions(open_inputs: OpenInputs) -> Non
     assert (found.newest_us, found.watermark) == (8, 1)
     assert inputs.read_event_times(2) == found
     assert inputs.read_event_times(10**6) is None
+
+
+def test_dropped_records_are_counted_once(open_inputs: OpenInputs) -> None:
+    source = Source()
+    source.dropped = 2
+    inputs = open_inputs(source, records := Records())
+    take(inputs, 3)
+    assert inputs.bad_records["clicks"] >= 2
+    assert inputs.bad_records["clicks"] <= 2 * len(records.records)
 
 
 def test_a_closed_reader_closes_its_source(open_inputs: OpenInputs) -> None:

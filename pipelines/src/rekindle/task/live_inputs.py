@@ -85,11 +85,13 @@ class LiveInputs:
         next_epoch: int,
         watermark: int,
         *,
+        name: str,
         origin_us: int,
         epoch_interval_us: int,
         clock: Clock = time.time,
         read_ahead_bytes: int = READ_AHEAD_BYTES,
     ) -> None:
+        self._name = name
         self._source = source
         self._stores, self._store = stores, stores[0]
         self._cuts = cuts
@@ -112,8 +114,8 @@ class LiveInputs:
         self._backoff = Backoff(RETRY)
         self._proposed: tuple[Position, Position, SourceRows] | None = None
         self._to_read: CutRecord | None = None  # adopted, and its rows are not read yet
-        self.dropped = 0
-        """Records of the source that were no rows."""
+        self.bad_records = {name: 0}
+        """By the source's name: how many of its records were dropped."""
         self._worker = Worker("cuts", self._plan)
         self._worker.start()
 
@@ -266,8 +268,8 @@ class LiveInputs:
         self._failure = None
         self._backoff.succeeded()
         self._worker.progressed()
-        self.dropped += found.dropped
         if found.dropped:
+            self.bad_records[self._name] += found.dropped
             _log.warning("%d records dropped, such as %s", found.dropped, found.example)
         with self._changed:
             self._changed.wait_for(

@@ -325,10 +325,12 @@ class Startup:
             PlannedCuts(state.epoch + 1, rule),
             state.epoch + 1,
             state.watermark,
+            name=node.name,
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
+        self._status.bad_records = self._source.bad_records
         return self._source
 
     def _open_log(self, chain: Chain) -> OutputLog:
