@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,7 @@ from rekindle.engine.call_sizes import CallSizes
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.model import Chain, State
 from rekindle.identity import Identity
-from rekindle.protocol import CheckpointDone, RestorePoint, TaskRef, Upstream
+from rekindle.protocol import EntryRef, RestorePoint, TaskRef
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
@@ -81,7 +81,7 @@ def make_epoch_input(number: int, rows: int, rng: np.random.Generator) -> EpochI
 
 
 class InMemoryInputs:
-    """`Inputs` of epochs that are in memory; at most `max_epochs` of them a call."""
+    """Epochs that are in memory; at most `max_epochs` of them a call."""
 
     def __init__(self, max_epochs: int) -> None:
         self._epochs: deque[EpochInput] = deque()
@@ -92,21 +92,6 @@ class InMemoryInputs:
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         return take_ready(self._epochs, bounds.with_max_epochs(self._max_epochs))
-
-    def head(self) -> int:
-        return self._epochs[-1].epoch
-
-    def route(self, upstreams: Sequence[Upstream]) -> None:
-        """There are no upstreams."""
-
-    def unreadable(self) -> tuple[str, ...]:
-        return ()
-
-    def problem(self) -> str | None:
-        return None
-
-    def close(self) -> None:
-        pass
 
 
 def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> TaskConfig:
@@ -212,11 +197,11 @@ class BenchTask:
             time.sleep(POLL_S)
 
     @property
-    def saved(self) -> CheckpointDone | None:
+    def saved(self) -> EntryRef | None:
         """The newest checkpoint in the store that is not committed yet."""
         return done[-1] if (done := self._saver.done()) else None
 
-    def restore(self, saved: CheckpointDone) -> TaskState:
+    def restore(self, saved: EntryRef) -> TaskState:
         """What a task does when it starts from a checkpoint, until all of its state is local."""
         point = RestorePoint(epoch=saved.epoch, object=saved.object)
         state, fetch = self._states.restore(point)

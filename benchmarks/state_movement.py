@@ -1,4 +1,4 @@
-"""A lost replica gets 10 MB, 100 MB and 1 GB of state from its partner, which goes on.
+"""A lost replica borrows 10 MB, 100 MB and 1 GB of state from its partner, which goes on.
 
 .venv/bin/python benchmarks/state_movement.py [--megabytes 10 100 1000]
 
@@ -7,12 +7,12 @@ source, and two replicas of a window that never closes. Its groups have names of
 come within a minute; from then on 1,000 small groups change in each epoch. One replica is killed
 with its disk, once a checkpoint has all of the state.
 
-- *read*: the donor reads state and log for their digest. *send*: until all chunks are stored.
-  *install*: until the newcomer's Spark is ready, and it has written them as its own files and
-  compared the digest. *kill to Live*: with the start of its process, and with catching up
-- *memory* of the Python processes, without mapped files: the most while state moves, above what
-  it was before, for the donor in the seconds before the kill, for the newcomer before its first
-  chunk (target: 128 MiB, whatever the state's size)
+- *fetch*: from the restore point until all of the state is fetched, beside the start of Spark.
+  *kill to serving*: until readers may read it. *kill to Live*: until it has caught up, and the
+  partition has a checkpoint after the lent epoch
+- *memory* of the Python processes, without mapped files: the most while state is fetched, above
+  what it was before, for the lender in the seconds before the kill, for the newcomer before it has
+  a restore point (target: 128 MiB, whatever the state's size)
 - *epochs* of the partner, from the end of an epoch until a poll, every few hundredths of a second,
   finds it computed
 
@@ -22,20 +22,20 @@ Writes build/bench/state_movement.json and .md.
 from __future__ import annotations
 
 import argparse
+import re
 import time
-from dataclasses import dataclass, field
+import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rekindle.exchange.state_mover.newcomer import CHUNK_BYTES
-from rekindle.exchange.state_mover.phases import NewcomerPhase
 from rekindle.protocol import TaskPhase
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.output_times import WrittenFile, latencies, percentiles
-from rekindle_testing.harness.report import Row, load_average, report
-from rekindle_testing.harness.task_processes import Replica, TaskProcesses, task_processes
+from rekindle_testing.harness.report import Measurement, load_average, report
+from rekindle_testing.harness.task_processes import ReplicaProcess, TaskProcesses, task_processes
 
 NAME_BYTES, ROW_BYTES = 1_000, 1_040
 FILL_S, LEAST_ROWS_PER_S, CHANGED_GROUPS = 60, 1_000, 1_000
@@ -44,8 +44,7 @@ POLL_S = 0.01
 EPOCH_S = 1.0
 MEMORY_TARGET_MIB = 128
 MIB = 2**20
-# The donor reads while the newcomer asks, and sends while it receives.
-_MOVING = (NewcomerPhase.ASKING, NewcomerPhase.RECEIVING, NewcomerPhase.INSTALLING)
+_MISSING = re.compile(r"^rekindle_task_missing_state_bytes\S* (\S+)$", re.MULTILINE)
 
 
 def make_spec(directory: Path, groups: int, rows_per_s: int) -> dict[str, Any]:
@@ -90,52 +89,43 @@ def make_spec(directory: Path, groups: int, rows_per_s: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Movement:
-    """What was seen of one rebuild. `began`: phase of the newcomer -> when it was first seen there,
-    by the monotonic clock; `moved`, `live`: when it had the state, and when it was Live. Memory in
-    MiB."""
+    """What was seen of one rebuild: when, by the monotonic clock, the newcomer had a restore point,
+    had fetched the state, served readers, and was Live. Memory in MiB."""
 
     killed: float
-    began: dict[NewcomerPhase, float] = field(default_factory=dict)
-    chunks: int = 0
-    moved: float = 0.0
+    begun: float = 0.0
+    fetched: float = 0.0
+    serves: float = 0.0
     live: float = 0.0
-    donor_mib: float = 0.0
+    missing_bytes: float = 0.0  # the most that was seen
+    lender_mib: float = 0.0
     newcomer_before_mib: float = 0.0
     newcomer_mib: float = 0.0
 
-    def observe(self, donor: Replica, newcomer: Replica) -> None:
-        now = time.monotonic()
-        self._observe_phase(newcomer, now)
+    def observe(self, lender: ReplicaProcess, newcomer: ReplicaProcess) -> None:
+        now, response = time.monotonic(), newcomer.response
         memory_mib = _anonymous_mib(newcomer)
-        if NewcomerPhase.RECEIVING not in self.began:
+        if response is None or response.lent_from is None:
             self.newcomer_before_mib = memory_mib
-        if NewcomerPhase.ASKING in self.began and not self.moved:
-            self.donor_mib = max(self.donor_mib, _anonymous_mib(donor))
-            self.newcomer_mib = max(self.newcomer_mib, memory_mib)
-
-    def _observe_phase(self, newcomer: Replica, now: float) -> None:
-        response = newcomer.response
-        if response is None or response.movement is None:
             return
-        if response.movement.moved_through is not None:
-            self.moved = self.moved or now
-        report = response.movement.newcomer
-        if report is not None and (progress := report.progress) is not None:
-            self.began.setdefault(progress.phase, now)
-            self.chunks = max(self.chunks, progress.chunks)
+        self.begun = self.begun or now
+        missing_bytes = _missing_bytes(newcomer)
+        self.missing_bytes = max(self.missing_bytes, missing_bytes)
+        if self.missing_bytes and not missing_bytes:
+            self.fetched = self.fetched or now
+        if newcomer.phase is not None and newcomer.phase.serves:
+            self.serves = self.serves or now
         if newcomer.phase is TaskPhase.LIVE:
             self.live = self.live or now
-
-    def phase_s(self, phase: NewcomerPhase) -> float:
-        """Until the next phase that was seen, or the end; 0 if it was too short to be seen."""
-        if phase not in self.began:
-            return 0.0
-        later = [at for other, at in self.began.items() if _order(other) > _order(phase)]
-        return min([*later, self.moved]) - self.began[phase]
+        if not self.fetched:
+            self.lender_mib = max(self.lender_mib, _anonymous_mib(lender))
+            self.newcomer_mib = max(self.newcomer_mib, memory_mib)
 
 
-def _order(phase: NewcomerPhase) -> int:
-    return list(NewcomerPhase).index(phase)
+def _missing_bytes(replica: ReplicaProcess) -> float:
+    with urllib.request.urlopen(f"http://{replica.address}:8080/metrics", timeout=2) as stream:
+        found = _MISSING.search(stream.read().decode())
+    return float(found[1]) if found is not None else 0.0
 
 
 def main() -> None:
@@ -145,7 +135,7 @@ def main() -> None:
     report("state_movement", [*rows, load_average()])
 
 
-def _measured(megabytes: int) -> list[Row]:
+def _measured(megabytes: int) -> list[Measurement]:
     groups = megabytes * 1_000_000 // ROW_BYTES
     rows_per_s = max(LEAST_ROWS_PER_S, groups // FILL_S)
     filled_epoch = groups // rows_per_s + 1
@@ -157,32 +147,32 @@ def _measured(megabytes: int) -> list[Row]:
             )
             lost, partner = (r for r in tasks.replicas.values() if _is_replicated(tasks, r))
             began = time.monotonic()
-            donor_mib = 0.0
+            lender_mib = 0.0
             while time.monotonic() < began + BEFORE_S:
                 _poll(tasks)
-                donor_mib = max(donor_mib, _anonymous_mib(partner))
+                lender_mib = max(lender_mib, _anonymous_mib(partner))
             movement = _rebuild(tasks, lost, partner)
-            rows = _movement_rows(megabytes, movement, donor_mib)
+            rows = _movement_rows(megabytes, movement, lender_mib)
             rows.append(_epoch_row(megabytes, tasks, partner, began, movement))
     return rows
 
 
-def _is_replicated(tasks: TaskProcesses, replica: Replica) -> bool:
+def _is_replicated(tasks: TaskProcesses, replica: ReplicaProcess) -> bool:
     return sum(slot.segment == replica.slot.segment for slot in tasks.replicas) > 1
 
 
-def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
+def _rebuild(tasks: TaskProcesses, lost: ReplicaProcess, partner: ReplicaProcess) -> Movement:
     lost.kill()
     movement = Movement(time.monotonic())
     newcomer = tasks.start(lost.slot)
     while not movement.live:
         assert time.monotonic() < movement.killed + TIMEOUT_S, (
-            tasks.movement_phases,
+            tasks.restore_points,
             newcomer.response,
         )
         _poll(tasks)
         movement.observe(partner, newcomer)
-    assert movement.moved, f"the state was restored from a checkpoint: {tasks.movement_phases}"
+    assert movement.begun, f"the state was restored from a checkpoint: {tasks.restore_points}"
     return movement
 
 
@@ -191,40 +181,39 @@ def _poll(tasks: TaskProcesses) -> None:
     time.sleep(POLL_S)
 
 
-def _anonymous_mib(replica: Replica) -> float:
+def _anonymous_mib(replica: ReplicaProcess) -> float:
     memory = psutil.Process(replica.process.pid).memory_info()
     return float(memory.rss - memory.shared) / MIB
 
 
-def _movement_rows(megabytes: int, movement: Movement, donor_before_mib: float) -> list[Row]:
-    moved_mb = movement.chunks * CHUNK_BYTES / 1e6
-    read_s, send_s, install_s = (movement.phase_s(phase) for phase in _MOVING)
+def _movement_rows(
+    megabytes: int, movement: Movement, lender_before_mib: float
+) -> list[Measurement]:
+    moved_mb, fetch_s = movement.missing_bytes / 1e6, movement.fetched - movement.begun
     figures = {
         "moved MB": moved_mb,
-        "read s": read_s,
-        "send s": send_s,
-        "install s": install_s,
-        "MB/s read": moved_mb / max(read_s, POLL_S),
-        "MB/s sent": moved_mb / max(send_s, POLL_S),
+        "fetch s": fetch_s,
+        "MB/s fetched": moved_mb / max(fetch_s, POLL_S),
+        "kill to serving s": movement.serves - movement.killed,
         "kill to Live s": movement.live - movement.killed,
     }
     before_after = {
-        "donor": (donor_before_mib, movement.donor_mib),
+        "lender": (lender_before_mib, movement.lender_mib),
         "newcomer": (movement.newcomer_before_mib, movement.newcomer_mib),
     }
     what = f"{megabytes} MB"
-    rows = [Row(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
+    rows = [Measurement(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
     for party, (before, most) in before_after.items():
         grown = round(most - before, 1)
         values = {"before MiB": round(before, 1), "grown MiB": grown}
         met = grown <= MEMORY_TARGET_MIB
-        rows.append(Row(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
+        rows.append(Measurement(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
     return rows
 
 
 def _epoch_row(
-    megabytes: int, tasks: TaskProcesses, partner: Replica, began: float, movement: Movement
-) -> Row:
+    megabytes: int, tasks: TaskProcesses, partner: ReplicaProcess, began: float, movement: Movement
+) -> Measurement:
     """Latencies of the partner's epochs before the kill and until the newcomer was Live."""
     computed = []
     newest = 0
@@ -242,7 +231,7 @@ def _epoch_row(
         found = percentiles(latencies(computed, tasks.origin_s, EPOCH_S, since, until))
         figures |= {f"{when} p50 s": round(found.p50, 3), f"{when} p99 s": round(found.p99, 3)}
     figures["longest pause s"] = round(partner.longest_pause_s(movement.killed), 3)
-    return Row(f"{megabytes} MB: epochs of the partner", figures)
+    return Measurement(f"{megabytes} MB: epochs of the partner", figures)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Check: a finite maxDelay costs no throughput without failures.
 
 One task of real parts in this process: readers over HTTP from three output logs on disk, union and
-window in Spark, output log. With an infinite maxDelay its inputs are `StreamInputs`, with a finite
-one `BranchedInputs` with a live output, as in a task that is Live. All input is in the logs when
-the clock starts, so the task takes epochs as fast as it can, up to the loop's limit for a call.
+window in Spark, output log. With a finite maxDelay it has a live
+output, as in a task that is Live. All input is in the logs when the clock starts, so the task takes
+epochs as fast as it can, up to the loop's limit for a call.
 
 Rounds come in pairs, a finite and an infinite one, in alternating order, after rounds that warm the
 JVM up. The result is the median of the ratios of pairs, since both rounds of a pair meet the same
@@ -36,11 +36,10 @@ from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
-from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.core.status import TaskStatus
-from rekindle.task.inputs import StreamInputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.state import TaskState
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment, Topology
@@ -154,10 +153,9 @@ class _Bench:
         log.start_at(0)
         inputs = self._inputs(finite)
         output = LiveOutput(log, directory / "tentative", name)
-        branched = inputs if isinstance(inputs, BranchedInputs) else None
-        if branched is not None:
-            branched.attach(output)
-            branched.allow_tentative()
+        if finite:
+            inputs.attach(output)
+            inputs.allow_tentative()
         status = TaskStatus(
             self._config.ref, name, origin_us=0, epoch_interval_us=EPOCH_US, clock=time.time
         )
@@ -171,7 +169,6 @@ class _Bench:
             status=status,
             wait=lambda _: True,
             sizes=CallSizes.of(self._memory),
-            branches=branched,
         )
         began = time.perf_counter()
         inputs.route(upstreams)
@@ -186,18 +183,12 @@ class _Bench:
         log.close()
         return seconds
 
-    def _inputs(self, finite: bool) -> BranchedInputs | StreamInputs:
-        if finite:
-            settings = self._config.consistency(first_attempt=1)
-            return BranchedInputs(self._segment, 0, settings, next_epoch=0, watermark=NO_WATERMARK)
-        read_ahead = self._memory.read_ahead_bytes
-        return StreamInputs(
-            self._segment,
-            0,
-            next_epoch=0,
-            watermark=NO_WATERMARK,
-            read_ahead_bytes=read_ahead,
-        )
+    def _inputs(self, finite: bool) -> StreamInputs:
+        settings = self._config.consistency(first_attempt=1)
+        if not finite:
+            read_ahead_bytes = self._memory.read_ahead_bytes
+            settings = replace(settings, max_delay_s=None, read_ahead_bytes=read_ahead_bytes)
+        return StreamInputs(self._segment, 0, settings, next_epoch=0, watermark=NO_WATERMARK)
 
 
 def _rows(epoch: int, rng: np.random.Generator) -> pa.Table:

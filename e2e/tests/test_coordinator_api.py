@@ -26,11 +26,10 @@ import yaml
 from rekindle import names
 from rekindle.checkpoints import ManifestStore, Store
 from rekindle.coordinator.checkpoints.retention import oldest
-from rekindle.coordinator.model import partition_of
 from rekindle.protocol import Endpoint, PollRequest
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Slot, partition_of
 from rekindle_operator.cluster.model import TopologyView
 from rekindle_operator.resources.access import coordinator_access
 from rekindle_testing.embedded.control_plane import ControlPlane

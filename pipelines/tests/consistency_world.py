@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,7 +37,7 @@ from rekindle.consistency.messages import (
     ResumeStable,
     StopLive,
 )
-from rekindle.consistency.states import TRANSITIONS, ConsistencyEvent, ConsistencyState
+from rekindle.consistency.states import TRANSITIONS, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
 from rekindle.table_memory import memory_bytes
@@ -53,13 +53,13 @@ MODULUS = 2**61 - 1
 
 Happened = Callable[[Any, float], list[Any]]
 """A call of a method of a task's core, at a time."""
-Cell = tuple[ConsistencyState, ConsistencyEvent]
+Cell = tuple[ConsistencyState, str]
 COVERED: Counter[Cell] = Counter()
 """How often each cell of the table was used, by all worlds of a process."""
 
 
-class Recording(StateMachine[ConsistencyState, ConsistencyEvent]):
-    def step(self, event: ConsistencyEvent) -> None:
+class Recording(StateMachine[ConsistencyState, str]):
+    def step(self, event: str) -> None:
         COVERED[self.state, event] += 1
         super().step(event)
 
@@ -248,7 +248,8 @@ class Task:
     def _perform(self, effect: ConsistencyEffect) -> None:
         now = self.world.now
         match effect:
-            case ProcessStable(epochs):
+            case ProcessStable():
+                epochs = self.core.take_stable(self._first_epochs)
                 took_s = self.world.options.call_s + self.world.options.process_epoch_s * len(
                     epochs
                 )
@@ -276,6 +277,10 @@ class Task:
                 self.stable_resumed += 1
             case RequestPostponement() | EndPostponement() | AnswerPartner():
                 self.world.send_to_partner(self, effect)
+
+    def _first_epochs(self, ready: deque[EpochInput]) -> list[EpochInput]:
+        count = min(len(ready), self.world.options.call_epochs)
+        return [ready.popleft() for _ in range(count)]
 
     def _newest(self) -> int:
         return self.stream.stable[-1].epoch if self.stream.stable else NO_EPOCH

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks
 from rekindle.coordinator.core.state_machine import Coordinator, Event
 from rekindle.coordinator.model import (
@@ -13,21 +13,19 @@ from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
     Generation,
-    Partition,
     Pod,
     PollNow,
     ReadNewestManifest,
-    ReportMovementPhase,
+    ReportRestorePoint,
     StateMigration,
     StepDown,
     WriteManifest,
-    partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
-from rekindle.protocol import CheckpointDone, PollRequest, SinkAssignment
-from rekindle.report import to_json
+from rekindle.protocol import EntryRef, PollRequest, SinkAssignment
+from rekindle.report import report_json
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
@@ -36,7 +34,10 @@ from rekindle_testing.fixtures.simulated_task import SimulatedTask
 class World:
     """Tasks, a store and one current coordinator (older ones may still run)."""
 
-    def __init__(self, parts: Sequence[SimulatedSegment], interval_epochs: int = 4) -> None:
+    def __init__(
+        self, parts: Sequence[SimulatedSegment], interval_epochs: int = 4, lends: bool = False
+    ) -> None:
+        self.lends = lends  # whether tasks lend and borrow states
         self.generation = make_generation(parts, interval_epochs=interval_epochs)
         self.graph: Graph = build_graph(self.generation.topology)
         self.inputs = dict(self.graph.inputs)  # of older generations too
@@ -70,6 +71,7 @@ class World:
         self.tasks[slot] = SimulatedTask(
             slot, self.incarnations[slot], self.entries, self.interval_epochs
         )
+        self.tasks[slot].can_lend = self.lends
         self.list_pods()
         return self.tasks[slot]
 
@@ -132,13 +134,13 @@ class World:
                 case ReadNewestManifest():
                     self.read_manifest(who)
                 case ApplyStatus() if who is self.coordinator:
-                    self.reports.append(to_json(effect.report))
+                    self.reports.append(report_json(effect.report))
                 case StepDown(reason=reason):
                     if who is self.zombie:
                         self.zombie = None
                     else:
                         self.step_downs.append(reason)
-                case CollectGarbage() | PollNow() | ApplyStatus() | ReportMovementPhase():
+                case CollectGarbage() | PollNow() | ApplyStatus() | ReportRestorePoint():
                     pass
 
     def read_manifest(self, who: Coordinator) -> None:
@@ -210,7 +212,7 @@ class World:
     def complete_checkpoint(self, who: Coordinator) -> None:
         """Report a fake checkpoint of all tasks to the coordinator `who`."""
         for task in self.tasks.values():
-            done = CheckpointDone(
+            done = EntryRef(
                 epoch=task.state_epoch, object=f"made-up-{task.slot.key}", digest="f", bytes=1
             )
             who.committer.entries_saved(task.slot, [done])
@@ -306,7 +308,9 @@ class World:
             positions = [oldest_epoch(newest.entries[partition.key])]
             positions += [t.state_epoch for t in self.serving(partition)]
             for source in self.graph.inputs[partition]:
-                bases = [t.log_base - 1 for t in self.serving(source)]
+                # Others leave to these what is not in their logs.
+                complete = [t for t in self.serving(source) if t.core.status.may_be_live]
+                bases = [t.log_base - 1 for t in complete]
                 bases.append(oldest_epoch(newest.entries[source.key]))
                 if max(bases) > min(positions):
                     found.append(
@@ -354,8 +358,8 @@ DIAMOND = (
 
 
 @copy_of_one_build
-def started(epochs: int = 10) -> World:
-    world = World(DIAMOND)
+def started(epochs: int = 10, lends: bool = False) -> World:
+    world = World(DIAMOND, lends=lends)
     world.start_all()
     world.run_epochs(epochs)
     return world

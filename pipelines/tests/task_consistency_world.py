@@ -36,7 +36,6 @@ from rekindle.engine.failure import EngineUnavailable, OutOfMemory
 from rekindle.engine.model import EpochOutput, State
 from rekindle.protocol import Partner, PollRequest, PollResponse, RestorePoint, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
-from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -53,6 +52,7 @@ from rekindle.task.core.messages import (
 )
 from rekindle.task.core.saver import SkipCheckpoint
 from rekindle.task.core.start import AwaitEngine, CompleteStart, OpenInputs, RestoreState
+from rekindle.task.core.streams import StreamsCore
 from rekindle.task.core.supervisor import RouteInputs
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
@@ -85,10 +85,10 @@ class CoreTask(Task):
     result: FoldedState = field(default_factory=FoldedState)  # of the newest call
 
     @property
-    def branches(self) -> BranchesCore:
+    def streams(self) -> StreamsCore:
         assert self.task_core.parts is not None
-        assert self.task_core.parts.branches is not None
-        return self.task_core.parts.branches
+        assert self.task_core.parts.streams is not None
+        return self.task_core.parts.streams
 
     @property
     def stable_state(self) -> TaskState:
@@ -230,7 +230,7 @@ class CoreWorld(World):
         for link in plain.links.values():
             link.task = task
         task.start()
-        task.core = task.branches  # type: ignore[assignment]  # what links and `World` ask
+        task.core = task.streams  # type: ignore[assignment]  # what links and `World` ask
         return task
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 from state_parts import count_state, value_in_state
 
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import EventTimes, SourceCut, SourceSummary
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import SinkRefused, SourceFailed, StoreError
-from rekindle.protocol import SinkAssignment, TaskRef
+from rekindle.protocol import EntryRef, SinkAssignment, TaskRef
 from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.core.phases import TaskEvent

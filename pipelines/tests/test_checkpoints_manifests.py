@@ -28,18 +28,18 @@ from state_parts import count_state, of_runs, tables_of, value_in_state
 
 from rekindle.checkpoints.codec import (
     CheckpointName,
-    SpilledLogName,
     checksum,
     decode_manifest,
     encode_manifest,
     entry_name,
+    log_prefix,
     manifest_name,
     parse_log_name,
     state_name,
 )
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.garbage import find_garbage
-from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest, QueryStart
+from rekindle.checkpoints.manifest import Entry, Manifest, QueryStart
 from rekindle.checkpoints.manifests import FULL_SCAN_S, ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
@@ -47,9 +47,10 @@ from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint, TaskRef
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Slot
 
 
 def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
@@ -449,9 +450,7 @@ class Saver:
             ref = self.states.save(
                 self.partition, 0, state.epoch, 0, operators, state.operators, previous
             )
-            assert ref.object is not None
-            done = CheckpointDone(epoch=ref.epoch, object=ref.object, digest=ref.digest, bytes=1)
-            self.perform(self.core.entry_saved(done, 0.0))
+            self.perform(self.core.entry_saved(ref, 0.0))
 
 
 class History(RuleBasedStateMachine):
@@ -502,7 +501,7 @@ class History(RuleBasedStateMachine):
         state = State({f"op-{p}": of_runs(*runs)})
         saver.perform(saver.core.state_reached(TaskState(self.epoch, 0, state), 0.0))
         if self.refused.pop(saver, None) is self.committed[p]:
-            assert not self.needs([saver.core.saved()[-1].object]) & self.lost
+            assert not self.needs([saver.core.saved()[-1].object or ""]) & self.lost
 
     @rule(p=st.sampled_from(PARTITIONS), replica=st.sampled_from(REPLICAS))
     def reboot(self, p: str, replica: int) -> None:
@@ -520,6 +519,7 @@ class History(RuleBasedStateMachine):
             if not (reported := saver.core.saved()):
                 continue
             done = reported[0]
+            assert done.object is not None
             refused = self.manifests.not_committable([done.object])
             needed = self.needs([done.object])
             if needed & self.lost - trusted or not self.unnoticed:
@@ -601,7 +601,7 @@ class History(RuleBasedStateMachine):
     def lose(self, number: int) -> None:
         """Another program deletes what a committed entry, or one that may be committed, needs."""
         entries = [ref.object for ref in self.committed.values() if ref.object]
-        entries += [d.object for saver in self.savers.values() for d in saver.core.saved()]
+        entries += [d.object or "" for saver in self.savers.values() for d in saver.core.saved()]
         if names := sorted(self.needs(entries) & self.memory.names()):
             name = names[number % len(names)]
             self.memory.delete(f"u/{name}")
@@ -614,7 +614,7 @@ class History(RuleBasedStateMachine):
         self.collect(None)
         self.unnoticed.clear()
         needed = {ref.object for ref in self.committed.values() if ref.object}
-        saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
+        saved = {d.object or "" for saver in self.savers.values() for d in saver.core.saved()}
         needed |= saved & self.memory.names()  # the commit finds others
         broken = {name for name in needed if self.needs([name]) & self.lost}
         assert broken == needed & self.manifests.unrestorable.keys()
@@ -624,7 +624,7 @@ class History(RuleBasedStateMachine):
 
     @invariant()
     def what_is_needed_is_there(self) -> None:
-        saved = {d.object for saver in self.savers.values() for d in saver.core.saved()}
+        saved = {d.object or "" for saver in self.savers.values() for d in saver.core.saved()}
         needed = self.memory.needed(self.RETAIN) | self.needs(saved)
         assert needed - self.lost <= self.memory.names()
 
@@ -947,13 +947,13 @@ def test_objects_with_unknown_names_are_kept() -> None:
 def test_spilled_logs_of_replicas_that_are_gone_are_garbage() -> None:
     ref = EntryRef(9, None, "")
     logs = [
-        SpilledLogName("s", 0, 0, 2),  # a later incarnation has spilled too
-        SpilledLogName("s", 0, 0, 10),
-        SpilledLogName("s", 0, 1, 2),  # the other replica
-        SpilledLogName("gone", 0, 0, 1),
+        TaskRef.of(Slot("s", 0, 0), 2),  # a later incarnation has spilled too
+        TaskRef.of(Slot("s", 0, 0), 10),
+        TaskRef.of(Slot("s", 0, 1), 2),  # the other replica
+        TaskRef.of(Slot("gone", 0, 0), 1),
     ]
-    objects = [ObjectInfo(f"{log.prefix}000000000007-0a1b", 1, 1.0) for log in logs]
-    late = ObjectInfo(f"{logs[3].prefix}000000000008-0a1b", 1, 3.0)
+    objects = [ObjectInfo(f"{log_prefix(log)}000000000007-0a1b", 1, 1.0) for log in logs]
+    late = ObjectInfo(f"{log_prefix(logs[3])}000000000008-0a1b", 1, 3.0)
     objects += [late, ObjectInfo(manifest_name(1), 1, 2.0)]
     garbage = find_garbage(objects, [manifest(1, s__0=ref)], {})
     assert [parse_log_name(o.name) for o in garbage] == [logs[3], logs[0]]

@@ -26,7 +26,7 @@ from rekindle.backoff import BackoffPolicy
 from rekindle.checkpoints import fetching
 from rekindle.checkpoints import state as state_module
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store, UnreadableObject
@@ -40,7 +40,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import WindowShape, advance
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import Retry
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
@@ -220,9 +220,7 @@ class Replica:
         except (StoreError, DiskFull) as error:
             self.step(partial(self.core.save_failed, str(error)))
             raise
-        assert ref.object is not None
-        done = CheckpointDone(epoch=ref.epoch, object=ref.object, digest=ref.digest, bytes=1)
-        self.step(partial(self.core.entry_saved, done))
+        self.step(partial(self.core.entry_saved, ref))
 
     def checkpoint(self) -> None:
         operators = State({"op": self.state}).with_joined_deltas()
@@ -358,6 +356,7 @@ class World:
         done = reported[which % len(reported)]
         assert self.digests.setdefault(done.epoch, done.digest) == done.digest
         assert replica.complete, "it has read all that the entry may refer to"
+        assert done.object is not None
         if self.manifests.not_committable([done.object]):
             replica.step(partial(replica.core.entries_refused, frozenset({done.object})))
             return

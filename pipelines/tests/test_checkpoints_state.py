@@ -22,7 +22,7 @@ from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.run_objects import decode_runs, encode_runs
 from rekindle.checkpoints.state import StateStore, merge_entries
 from rekindle.checkpoints.store import Store
-from rekindle.engine.model import State
+from rekindle.engine.model import State, table_id
 from rekindle.engine.state.operator import EMPTY
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
@@ -352,6 +352,15 @@ def test_other_segments_find_the_state_of_operators() -> None:
     assert merge_entries([first, later], ["a"]) == Entry("ab", 0, 9, 90, ("a",), {})
     with pytest.raises(ValueError, match="different epochs"):
         merge_entries([first, later], ["a", "c"])
+
+
+def test_an_operator_keeps_all_of_its_tables_in_another_segment() -> None:
+    tables = {table_id("b", "left"): ("x",), table_id("b", "right"): ("y",), "bb": ("z",)}
+    entry = Entry("ab", 0, 9, 90, ("a", "b", "bb"), tables, layouts={t: {} for t in tables})
+    merged = merge_entries([entry], ["b"])
+    assert merged is not None
+    assert merged.objects == {"b.left": ("x",), "b.right": ("y",)}
+    assert merged.layouts.keys() == merged.objects.keys()
 
 
 def test_names_contain_what_an_object_belongs_to(store: Store) -> None:

@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from topology_specs import query, source, sql, topology_spec, window
 
 from rekindle.checkpoints.codec import decode_manifest, encode_manifest
-from rekindle.checkpoints.manifest import EntryRef, Gap, Manifest
+from rekindle.checkpoints.manifest import Gap, Manifest
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, EventTimes, Unanswered
 from rekindle.coordinator.checkpoints.new_generation import start_generation
 from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import build_graph
+from rekindle.protocol import EntryRef
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec

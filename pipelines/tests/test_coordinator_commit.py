@@ -499,7 +499,7 @@ def refuse_next(world: World) -> WriteManifest:
 
 
 def reported(*tasks: SimulatedTask) -> set[str]:
-    return {d.object for t in tasks for d in t.response().checkpoints}
+    return {d.object or "" for t in tasks for d in t.response().checkpoints}
 
 
 def test_tasks_report_refused_entries_no_more() -> None:

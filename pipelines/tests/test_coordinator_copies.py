@@ -1,7 +1,7 @@
 """A replica that has started from a partner's state repeats the partner's results: it is no second
 witness of them, and is contained with them.
 
-Design: docs/design/state-movement.md#agreement.
+Design: docs/design/lent-state.md#agreement.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from rekindle.coordinator.agreement.comparison import DigestComparison
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
-from rekindle.coordinator.model import Partition
 from rekindle.protocol import TaskPhase
 from rekindle.streams.digest import chain_digest, chained_digest_from
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 
 MID = Partition("mid", 0)
 SLOTS = tuple(Slot("mid", 0, replica) for replica in range(4))
-DONOR, OTHER, COPY, FOURTH = (Computation(slot, 1, "a") for slot in SLOTS)
+LENDER, OTHER, COPY, FOURTH = (Computation(slot, 1, "a") for slot in SLOTS)
 
 Results = dict[int, EpochDigests]
 
@@ -50,15 +49,15 @@ def compared(replicas: int = 3) -> DigestComparison:
 
 
 def start_copy(comparison: DigestComparison, by: Computation, through: int, found: Results) -> None:
-    """A newcomer responds before it has state."""
+    """A borrower responds before it has state."""
     comparison.observed(by, {})
     comparison.observed(by, after(through, found), copied_through=through)
 
 
-def wrong_donor(replicas: int = 3, through: int = 9) -> DigestComparison:
-    """The donor is wrong from epoch 3 on, and a newcomer has its state."""
+def wrong_lender(replicas: int = 3, through: int = 9) -> DigestComparison:
+    """The lender is wrong from epoch 3 on, and a borrower has its state."""
     comparison = compared(replicas)
-    comparison.observed(DONOR, WRONG)
+    comparison.observed(LENDER, WRONG)
     start_copy(comparison, COPY, through, WRONG)
     return comparison
 
@@ -67,7 +66,7 @@ def wrong_donor(replicas: int = 3, through: int = 9) -> DigestComparison:
 
 
 def test_a_copy_is_no_second_witness() -> None:
-    comparison = wrong_donor()
+    comparison = wrong_lender()
     assert comparison.witnessed(MID) == -1
     comparison.observed(OTHER, RIGHT)
     assert not comparison.diverged
@@ -75,7 +74,7 @@ def test_a_copy_is_no_second_witness() -> None:
 
 
 def test_a_copy_stays_a_copy_in_later_responses() -> None:
-    comparison = wrong_donor()
+    comparison = wrong_lender()
     comparison.observed(COPY, {}, copied_through=9)
     comparison.observed(COPY, {}, copied_through=None)
     comparison.observed(OTHER, RIGHT)
@@ -83,16 +82,16 @@ def test_a_copy_stays_a_copy_in_later_responses() -> None:
 
 
 def test_a_copy_whose_results_are_committed_is_a_witness() -> None:
-    comparison = wrong_donor()
-    comparison.committed(DONOR, 12)
+    comparison = wrong_lender()
+    comparison.committed(LENDER, 12)
     comparison.observed(OTHER, after(9, RIGHT))
     assert comparison.diverged.keys() == {OTHER.slot}
 
 
 def test_results_after_a_checkpoint_are_matched_with_it_when_they_come() -> None:
     comparison = compared()
-    comparison.observed(DONOR, WRONG)
-    comparison.committed(DONOR, 12)
+    comparison.observed(LENDER, WRONG)
+    comparison.committed(LENDER, 12)
     start_copy(comparison, COPY, 9, WRONG)
     comparison.observed(OTHER, after(9, RIGHT))
     assert comparison.diverged.keys() == {OTHER.slot}
@@ -101,9 +100,9 @@ def test_results_after_a_checkpoint_are_matched_with_it_when_they_come() -> None
 def test_a_checkpoint_with_other_results_makes_no_witness_of_a_copy() -> None:
     """The copy has not reported that epoch yet."""
     comparison = compared()
-    comparison.observed(DONOR, WRONG)
+    comparison.observed(LENDER, WRONG)
     start_copy(comparison, COPY, 9, results(wrong_from=3, epochs=12))
-    comparison.forget(DONOR.slot)
+    comparison.forget(LENDER.slot)
     comparison.observed(OTHER, {12: RIGHT[12]})
     comparison.committed(OTHER, 12)
     comparison.observed(COPY, {12: WRONG[12]})
@@ -112,23 +111,23 @@ def test_a_checkpoint_with_other_results_makes_no_witness_of_a_copy() -> None:
 
 
 def test_results_that_left_the_response_are_still_those_of_the_checkpoint() -> None:
-    comparison = wrong_donor()
-    comparison.observed(DONOR, {12: EpochDigests(state="saved")})
-    comparison.committed(DONOR, 12)
+    comparison = wrong_lender()
+    comparison.observed(LENDER, {12: EpochDigests(state="saved")})
+    comparison.committed(LENDER, 12)
     comparison.observed(OTHER, after(9, RIGHT))
     assert comparison.diverged.keys() == {OTHER.slot}
 
 
 def test_a_checkpoint_before_a_copy_started_makes_no_witness_of_it() -> None:
-    comparison = wrong_donor()
-    comparison.committed(DONOR, 9)
+    comparison = wrong_lender()
+    comparison.committed(LENDER, 9)
     comparison.observed(OTHER, after(9, RIGHT))
     assert not comparison.diverged
 
 
 def test_a_copy_that_agrees_with_two_others_is_a_witness() -> None:
     comparison = compared(replicas=4)
-    comparison.observed(DONOR, RIGHT)
+    comparison.observed(LENDER, RIGHT)
     comparison.observed(FOURTH, RIGHT)
     start_copy(comparison, COPY, 9, RIGHT)
     comparison.forget(FOURTH.slot)
@@ -138,9 +137,9 @@ def test_a_copy_that_agrees_with_two_others_is_a_witness() -> None:
 
 
 def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
-    comparison = wrong_donor(replicas=4)
-    comparison.forget(DONOR.slot)
-    comparison.observed(Computation(DONOR.slot, 2, "a"), {2: RIGHT[2]})
+    comparison = wrong_lender(replicas=4)
+    comparison.forget(LENDER.slot)
+    comparison.observed(Computation(LENDER.slot, 2, "a"), {2: RIGHT[2]})
     comparison.observed(FOURTH, {2: RIGHT[2], 30: EpochDigests("-1:x", "x")})
     comparison.observed(OTHER, {30: EpochDigests("-1:x", "x")})
     assert comparison.witnessed(MID) == 30
@@ -150,34 +149,34 @@ def test_agreement_of_others_makes_no_witness_of_a_copy() -> None:
 
 
 def test_agreement_with_others_is_known_of_each_replica() -> None:
-    comparison = wrong_donor()
+    comparison = wrong_lender()
     comparison.observed(OTHER, {2: RIGHT[2]})
-    pairs = ((DONOR, COPY), (DONOR, OTHER), (OTHER, COPY))
+    pairs = ((LENDER, COPY), (LENDER, OTHER), (OTHER, COPY))
     assert [comparison.agree_through(a.slot, b.slot) for a, b in pairs] == [19, 2, -1]
 
 
 def test_in_a_dispute_a_copy_computes_again() -> None:
     """At once: it is the third computation that decides."""
-    comparison = wrong_donor()
+    comparison = wrong_lender()
     comparison.observed(OTHER, RIGHT)
     assert comparison.boot_to_restart(COPY.slot) == "a"
     assert not comparison.disputes[MID].is_party(COPY)
     comparison.observed(Computation(COPY.slot, 1, "b"), RIGHT, restored_from=2)
-    assert comparison.diverged.keys() == {DONOR.slot}
+    assert comparison.diverged.keys() == {LENDER.slot}
     assert not comparison.disputes
 
 
 def test_a_copy_without_results_of_the_disputed_epoch_computes_again() -> None:
-    comparison = wrong_donor()
+    comparison = wrong_lender()
     comparison.observed(OTHER, {3: RIGHT[3]})
     assert comparison.disputes[MID].epoch == 3
     assert comparison.boot_to_restart(COPY.slot) == "a"
 
 
-def test_a_copy_that_outlives_its_donor_is_disputed() -> None:
+def test_a_copy_that_outlives_its_lender_is_disputed() -> None:
     """The other replica's result waits for the copy, which computes again."""
-    comparison = wrong_donor()
-    comparison.forget(DONOR.slot)
+    comparison = wrong_lender()
+    comparison.forget(LENDER.slot)
     comparison.observed(OTHER, RIGHT)
     assert [by for by, _ in comparison.disputes[MID].results] == [OTHER]
     assert comparison.boot_to_restart(COPY.slot) == "a"
@@ -232,11 +231,11 @@ def test_a_checkpoint_ends_a_dispute_of_copies() -> None:
     assert not comparison.disputes
 
 
-def test_a_newcomer_that_starts_in_a_dispute_computes_again() -> None:
+def test_a_borrower_that_starts_in_a_dispute_computes_again() -> None:
     """Its session should end, but it had started before it heard of that."""
     comparison = compared()
     comparison.observed(COPY, {})
-    comparison.observed(DONOR, WRONG)
+    comparison.observed(LENDER, WRONG)
     comparison.observed(OTHER, RIGHT)
     assert comparison.boot_to_restart(COPY.slot) is None
     assert comparison.observed(COPY, {}, copied_through=9), "its boot has to end"
@@ -245,15 +244,15 @@ def test_a_newcomer_that_starts_in_a_dispute_computes_again() -> None:
 
 
 def outvoted(*, copied_before: bool) -> DigestComparison:
-    """The donor is wrong, and two others are right."""
+    """The lender is wrong, and two others are right."""
     comparison = compared(replicas=4)
     comparison.observed(COPY, {})
     if copied_before:
         comparison.observed(COPY, {}, copied_through=19)
     comparison.observed(OTHER, RIGHT)
     comparison.observed(FOURTH, RIGHT)
-    comparison.observed(DONOR, WRONG)
-    assert comparison.diverged.keys() == {DONOR.slot}
+    comparison.observed(LENDER, WRONG)
+    assert comparison.diverged.keys() == {LENDER.slot}
     return comparison
 
 
@@ -261,14 +260,14 @@ def test_copies_of_an_outvoted_replica_compute_again() -> None:
     assert outvoted(copied_before=True).boot_to_restart(COPY.slot) == "a"
 
 
-def test_a_newcomer_that_starts_from_a_diverged_replica_computes_again() -> None:
+def test_a_borrower_that_starts_from_a_diverged_replica_computes_again() -> None:
     comparison = outvoted(copied_before=False)
     assert comparison.boot_to_restart(COPY.slot) is None
     comparison.observed(COPY, {}, copied_through=19)
     assert comparison.boot_to_restart(COPY.slot) == "a"
 
 
-def test_the_next_boot_of_that_newcomer_may_have_another_donor() -> None:
+def test_the_next_boot_of_that_borrower_may_have_another_lender() -> None:
     comparison = outvoted(copied_before=False)
     start_copy(comparison, Computation(COPY.slot, 1, "b"), 19, RIGHT)
     assert comparison.boot_to_restart(COPY.slot) is None
@@ -286,9 +285,9 @@ def test_a_copy_that_is_outvoted_computes_again_and_is_not_replaced() -> None:
 
 def test_a_copy_of_a_state_that_differs_from_the_checkpoint_computes_again() -> None:
     comparison = compared(replicas=2)
-    comparison.observed(DONOR, WRONG)
+    comparison.observed(LENDER, WRONG)
     start_copy(comparison, OTHER, 9, WRONG)
-    comparison.checkpoint_differed(DONOR.slot, incarnation=1, epoch=5)
+    comparison.checkpoint_differed(LENDER.slot, incarnation=1, epoch=5)
     assert comparison.boot_to_restart(OTHER.slot) == "a"
     assert [found.after for found in comparison.take_untrusted_output()] == [-1]
 
@@ -340,7 +339,7 @@ class Histories:
         self.replicas = [Replica(slot) for slot in SLOTS[:3]]
         self.committed = (-1, chained_digest_from(-1), False)
         self.wrong_from: int | None = wrong_from
-        self.moving: dict[int, tuple[int, str, bool]] = {}  # to a newcomer
+        self.moving: dict[int, tuple[int, str, bool]] = {}  # to a borrower
         self.now = 0.0
         for replica in self.replicas:
             self.restore(replica)
@@ -355,9 +354,9 @@ class Histories:
         restored_from = replica.restored_from if replica.started else None
         self.comparison.observed(replica.by, newest, restored_from, replica.copied_through)
 
-    def lose(self, at: int, donor: int) -> None:
-        giver, old = self.replicas[donor], self.replicas[at]
-        if at == donor or at == 1 or not giver.started or at in self.moving:
+    def lose(self, at: int, lender: int) -> None:
+        giver, old = self.replicas[lender], self.replicas[at]
+        if at == lender or at == 1 or not giver.started or at in self.moving:
             return
         self.comparison.forget(old.slot)
         new = self.replicas[at] = Replica(old.slot, old.incarnation + 1)
@@ -369,10 +368,10 @@ class Histories:
 
     def start(self, at: int) -> None:
         if at in self.moving:
-            newcomer = self.replicas[at]
-            newcomer.start(*self.moving.pop(at))
-            newcomer.copied_through = newcomer.epoch
-            self.report(newcomer)
+            borrower = self.replicas[at]
+            borrower.start(*self.moving.pop(at))
+            borrower.copied_through = borrower.epoch
+            self.report(borrower)
 
     def compute(self, at: int, epochs: int) -> None:
         replica = self.replicas[at]
@@ -438,7 +437,7 @@ def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
     the first one, which is `lead` epochs ahead, and may compute `follows` more."""
     world = Histories(wrong_from)
     world.compute(0, lead)
-    world.lose(2, donor=0)
+    world.lose(2, lender=0)
     if starts:
         world.start(2)
         world.compute(2, follows)
@@ -458,66 +457,62 @@ def test_no_wrong_result_is_committed_and_no_right_replica_is_replaced(
 
 
 @pytest.mark.parametrize("lag", [3, 8])
-def test_the_results_of_a_wrong_donor_are_never_committed(lag: int) -> None:
-    """Replica 0 is wrong, 1 is right and some epochs behind, 2 gets the state of 0."""
+def test_the_results_of_a_wrong_lender_are_never_committed(lag: int) -> None:
+    """Replica 0 is wrong, 1 is right and some epochs behind, 2 borrows the state of 0."""
     parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=3, query=True)]
-    world = World(parts)
+    world = World(parts, lends=True)
     world.start_all()
-    for task in world.tasks.values():
-        task.can_move_state = True
     world.run_epochs(9)
-    donor, other, copy = (by.slot for by in (DONOR, OTHER, COPY))
-    world.tasks[donor].corruption = "!"
+    lender, other, copy = (by.slot for by in (LENDER, OTHER, COPY))
+    world.tasks[lender].corruption = "!"
     world.kill(copy)
-    world.start_task(copy).can_move_state = True
-    world.run_while_stuck(other, 2)
-    world.tasks[copy].move_from(world.tasks[donor])
-    world.run_while_stuck(other, lag)
-    assert world.tasks[copy].phase is TaskPhase.LIVE
+    world.run_while_stuck(other, 1)
+    world.start_task(copy)
+    world.run_while_stuck(other, 1 + lag)
+    assert world.tasks[copy].core.status.lent_from is not None
     assert world.tasks[copy].state_corruption == "!"
     for _ in range(20):
         world.run_epochs(1)
         objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]
         assert not [name for name in objects if name and "!" in name]
-    assert world.reports[-1]["diverged"] == [donor.key]
+    assert world.reports[-1]["diverged"] == [lender.key]
     assert world.tasks[copy].state_corruption == ""
     assert world.store[-1].entries["mid/0"][0].epoch > world.head - 8
 
 
-def world_with_copy(donor: Slot, copy: Slot) -> World:
+def world_with_copy(lender: Slot, copy: Slot) -> World:
     """A replica was lost, and has just started from the state of the other one."""
     parts = [SimulatedSegment("src"), SimulatedSegment("mid", ("src",), replicas=2, query=True)]
-    world = World(parts)
+    world = World(parts, lends=True)
     world.start_all()
-    for task in world.tasks.values():
-        task.can_move_state = True
     world.run_epochs(9)
     world.kill(copy)
-    world.start_task(copy).can_move_state = True
+    world.start_task(copy)
     world.run_while_stuck(copy, 2)
-    world.tasks[copy].move_from(world.tasks[donor])
+    assert world.tasks[copy].core.status.lent_from is not None
     return world
 
 
 @pytest.mark.parametrize("stuck_epochs", [10, 22])
 def test_checkpoints_wait_for_a_copy_that_has_not_computed_anything_yet(stuck_epochs: int) -> None:
     """Until it is 16 epochs behind. After it has started, its partner becomes wrong."""
-    donor, copy = SLOTS[0], SLOTS[1]
-    world = world_with_copy(donor, copy)
+    lender, copy = SLOTS[0], SLOTS[1]
+    world = world_with_copy(lender, copy)
     world.work(copy, 0)
     world.poll_rounds(2)
-    assert world.tasks[copy].phase is TaskPhase.LIVE
-    world.tasks[donor].corruption = "!"
+    assert world.tasks[copy].phase is TaskPhase.CATCHING_UP
+    world.tasks[lender].corruption = "!"
     world.run_while_stuck(copy, stuck_epochs)
     objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]
     assert any(name and "!" in name for name in objects) == (stuck_epochs > 16)
 
 
-def test_a_donor_and_its_copy_commit_while_they_are_alone() -> None:
-    donor, copy = SLOTS[0], SLOTS[1]
-    world = world_with_copy(donor, copy)
-    moved = world.tasks[copy].core.status.moved_through
-    assert moved is not None
+def test_a_lender_and_its_copy_commit_while_they_are_alone() -> None:
+    lender, copy = SLOTS[0], SLOTS[1]
+    world = world_with_copy(lender, copy)
+    lent_from = world.tasks[copy].core.status.lent_from
+    assert lent_from is not None
     world.run_epochs(8)
-    assert world.store[-1].entries["mid/0"][0].epoch > moved
-    assert world.tasks[copy].core.status.moved_through == moved
+    assert world.store[-1].entries["mid/0"][0].epoch > lent_from
+    assert world.tasks[copy].core.status.lent_from == lent_from
+    assert world.tasks[copy].phase is TaskPhase.LIVE

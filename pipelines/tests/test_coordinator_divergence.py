@@ -14,18 +14,18 @@ from rekindle.coordinator.agreement.comparison import RECOMPUTATION_TIMEOUT_S, D
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.checkpoints.committer import Committer
-from rekindle.coordinator.model import Partition, Pod
+from rekindle.coordinator.model import Pod
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.protocol import (
-    CheckpointDone,
     Contained,
     Contradiction,
+    EntryRef,
     PollResponse,
     TaskPhase,
     TaskRef,
 )
 from rekindle.streams.digest import chain_digest, chained_digest_from
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
@@ -1275,12 +1275,7 @@ def response_of(
     contained: Contained | None = None,
 ) -> PollResponse:
     slot = by.slot
-    ref = TaskRef(
-        segment=slot.segment,
-        partition=slot.partition,
-        replica=slot.replica,
-        incarnation=by.incarnation,
-    )
+    ref = TaskRef.of(slot, by.incarnation)
     return PollResponse(
         task=ref,
         boot_id=by.boot,
@@ -1289,7 +1284,7 @@ def response_of(
         digests={e: found.digest for e, found in results.items() if found.digest},
         chained={e: found.chained for e, found in results.items() if found.chained},
         checkpoints=tuple(
-            CheckpointDone(epoch=e, object=f"{slot.key}@{e}", digest=found.state, bytes=1)
+            EntryRef(epoch=e, object=f"{slot.key}@{e}", digest=found.state, bytes=1)
             for e, found in results.items()
             if found.state
         ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rekindle.coordinator.core.report import SourceHeads
-from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import build_graph
+from rekindle.topology.model import Partition
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 
 GOOD, AHEAD = Partition("good", 0), Partition("ahead", 0)

@@ -25,7 +25,7 @@ from rekindle.coordinator.model import (
     Effect,
     WriteManifest,
 )
-from rekindle.protocol import CheckpointDone, TaskPhase
+from rekindle.protocol import EntryRef, TaskPhase
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
@@ -68,10 +68,10 @@ class LossyWorld(World):
         self.list_pods()
         return task
 
-    def save(self, slot: Slot, state: TaskState) -> CheckpointDone:
+    def save(self, slot: Slot, state: TaskState) -> EntryRef:
         name = f"{slot.key}@{state.epoch}-{len(self.entries)}"
         self.entries[name] = ("", state.chained_digest)
-        return CheckpointDone(epoch=state.epoch, object=name, digest=f"s{state.epoch}", bytes=1)
+        return EntryRef(epoch=state.epoch, object=name, digest=f"s{state.epoch}", bytes=1)
 
     def is_lost(self, entry: str) -> bool:
         needed: str | None = entry
@@ -115,7 +115,7 @@ class LossyWorld(World):
     def needed(self) -> set[str]:
         """Entries of the newest manifest, and those that may be committed."""
         refs = [r for refs in self.store[-1].entries.values() for r in refs]
-        saved = [d.object for t in self.tasks.values() for d in t.response().checkpoints]
+        saved = [d.object or "" for t in self.tasks.values() for d in t.response().checkpoints]
         return {r.object for r in refs if r.object} | set(saved)
 
     def lose(self, number: int) -> None:

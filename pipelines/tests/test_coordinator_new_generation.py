@@ -13,7 +13,7 @@ import pytest
 from coordinator_world import DIAMOND, World, next_polls, started
 
 from rekindle.arrow_types import arrow_schema
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
@@ -22,12 +22,12 @@ from rekindle.coordinator.checkpoints.new_generation import (
     empty_entry,
     start_generation,
 )
-from rekindle.coordinator.model import Generation, partition_of
+from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import build_graph
-from rekindle.protocol import BegunWindow
+from rekindle.protocol import BegunWindow, EntryRef
 from rekindle.streams.epochs import EpochBatch
 from rekindle.topology.kinds.files import FilesSinkSpec
-from rekindle.topology.model import Segment, Slot
+from rekindle.topology.model import Segment, Slot, partition_of
 from rekindle_testing.fixtures.coordinator_parts import SCHEMA, SimulatedSegment, make_generation
 
 pytestmark = pytest.mark.simulated

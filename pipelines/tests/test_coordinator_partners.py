@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rekindle.coordinator.model import Pod, partition_of
+from rekindle.coordinator.model import Pod
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.coordinator.tasks.routes import partner, serving_replicas
 from rekindle.protocol import (
@@ -16,7 +16,7 @@ from rekindle.protocol import (
     TaskPhase,
     TaskRef,
 )
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Slot, partition_of
 
 ASKS = Postponement(number=3, lease_s=10)
 ANSWER = PostponementAnswer(boot="boot 0", number=2, promised=True)

@@ -18,16 +18,18 @@ from coordinator_world import DIAMOND, World, started
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
-from rekindle.coordinator.model import Generation, Partition
+from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import build_graph
-from rekindle.topology.model import Slot
+from rekindle.protocol import EntryRef
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import (
     SimulatedSegment,
     make_generation,
     make_topology,
 )
+from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 pytestmark = pytest.mark.simulated
 
@@ -99,12 +101,13 @@ def edited(number: int) -> Generation:
 
 @given(
     st.sampled_from([3, 6]),
+    st.booleans(),
     st.lists(st.tuples(ACTIONS, st.integers(0, 1000)), min_size=8, max_size=14),
 )
 def test_no_history_truncates_what_is_needed_and_all_recovers(
-    epochs: int, history: list[tuple[str, int]]
+    epochs: int, lends: bool, history: list[tuple[str, int]]
 ) -> None:
-    world = started(epochs)
+    world = started(epochs, lends)
     for action, number in history:
         act(world, action, number)
         assert not world.undeliverable_epochs(), (action, number)
@@ -129,6 +132,10 @@ def heal(world: World) -> None:
     world.run_epochs(world.interval_epochs + 1)
 
 
+def may_be_live(task: SimulatedTask) -> bool:
+    return task.core.status.may_be_live
+
+
 def lags(world: World) -> list[str]:
     """Partitions that do not run, are not checkpointed, or keep more than without failures."""
     newest = world.store[-1]
@@ -137,6 +144,7 @@ def lags(world: World) -> list[str]:
         for s, t in world.tasks.items()
         if t.state_epoch < world.head
     ]
+    found += [f"{s.key} may not be Live" for s, t in world.tasks.items() if not may_be_live(t)]
     found += [f"{key} keeps {refs}" for key, refs in newest.entries.items() if len(refs) > 1]
     if newest.epoch < world.head - 2 * world.interval_epochs:
         found.append(f"the newest checkpoint is at {newest.epoch}, the head at {world.head}")

@@ -12,10 +12,18 @@ from typing import Any, TypeVar
 import pytest
 from state_parts import count_state, value_in_state
 
-from rekindle.checkpoints import Entry, EntryRef, Manifest, ManifestStore, StateStore, Store
-from rekindle.coordinator.model import CollectGarbage, Partition, StateMigration, WriteManifest
+from rekindle.checkpoints import (
+    Entry,
+    Manifest,
+    ManifestStore,
+    StateStore,
+    Store,
+)
+from rekindle.coordinator.model import CollectGarbage, StateMigration, WriteManifest
 from rekindle.coordinator.shell.store import CheckpointStore
 from rekindle.errors import StoreError
+from rekindle.protocol import EntryRef
+from rekindle.topology.model import Partition
 
 T = TypeVar("T")
 UID = "u"

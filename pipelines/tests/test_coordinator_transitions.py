@@ -13,8 +13,7 @@ from rekindle.coordinator.agreement.results import Computation, EpochDigests
 from rekindle.coordinator.checkpoints import phases
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase
-from rekindle.coordinator.model import Partition
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle.transitions import InvalidTransition, StateMachine, next_state
 
 LEFT = Partition("left", 0)

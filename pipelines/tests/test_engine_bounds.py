@@ -10,6 +10,7 @@ from engine_fixtures import topology
 
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import EventTimes, SourceCut, SourceSummary
+from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.bounds import CallBounds, take_ready
 from rekindle.engine.memory import (
     DEFAULT_LIMIT_BYTES,
@@ -22,7 +23,8 @@ from rekindle.engine.memory import (
 from rekindle.streams.epochs import EpochInput
 from rekindle.streams.log import fetched_bytes
 from rekindle.streams.response_frames import ResponseFrames
-from rekindle.task.inputs import SourceInputs, StreamInputs
+from rekindle.task.inputs import SourceInputs
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.workers import CallTimer
 from rekindle_testing.waiting import eventually
 
@@ -177,10 +179,13 @@ def test_many_readers_share_the_buffer_of_a_task() -> None:
     request_bytes = {
         ahead: {
             reader._request_bytes
-            for readers in StreamInputs(
-                segment, 0, next_epoch=0, watermark=0, read_ahead_bytes=ahead
+            for reader in StreamInputs(
+                segment,
+                0,
+                ConsistencySettings([range(16)], read_ahead_bytes=ahead),
+                next_epoch=0,
+                watermark=0,
             )._readers.values()
-            for reader in readers
         }
         for ahead in (16 * MIB, 1 << 16)
     }

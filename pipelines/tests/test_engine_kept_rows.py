@@ -15,9 +15,8 @@ from test_checkpoints_manifests import MemoryObjects
 
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
-from rekindle.engine.model import State
-from rekindle.engine.operators.base import table_id
-from rekindle.engine.state import compaction
+from rekindle.engine.model import State, table_id
+from rekindle.engine.state import compaction, lookup
 from rekindle.engine.state.compaction import compact_all, join_single_deltas
 from rekindle.engine.state.keeping import numbers_of, slice_of
 from rekindle.engine.state.lookup import between
@@ -55,7 +54,8 @@ def content(state: OperatorState) -> object:
 @pytest.fixture(autouse=True, scope="module")
 def _small_pages() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compaction, "PAGE_ROWS", 4)
+        patch.setattr(compaction, "PAGE_ROWS", 1)
+        patch.setattr(lookup, "SHORT_ROWS", 1)
         patch.setattr(compaction, "MAX_SINGLE_DELTAS", 3)
         yield
 

@@ -28,7 +28,6 @@ from window_parts import (
 )
 
 from rekindle.checkpoints import StateStore, Store
-from rekindle.checkpoints.manifest import EntryRef
 from rekindle.engine.canonical_order import from_comparable, to_comparable
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
@@ -41,6 +40,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
 from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, WindowShape, advance
 from rekindle.errors import StateMismatch
+from rekindle.protocol import EntryRef
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 

@@ -17,7 +17,14 @@ from reader_parts import read_once
 
 from rekindle import identity
 from rekindle.identity import Identity, Versions, incompatible
-from rekindle.protocol import STREAM_PORT, Endpoint, PollRequest, PollResponse, TaskRef
+from rekindle.protocol import (
+    STREAM_PORT,
+    Endpoint,
+    EntryRef,
+    PollRequest,
+    PollResponse,
+    TaskRef,
+)
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
@@ -291,3 +298,11 @@ def test_the_token_before_is_shown_only_if_it_is_another(previous: str, shown: s
     identity = Identity.from_environment("u", environment)
     assert identity.authorization == f"Bearer {shown}"
     assert "a b" not in repr(identity)
+
+
+def test_saved_entries_are_reported_as_by_other_releases() -> None:
+    entry = {"epoch": 9, "object": "entries/x.json", "digest": "d", "bytes": 7}
+    response = answer(fence=1).model_dump(mode="json") | {"checkpoints": [{**entry, "newer": 1}]}
+    read = PollResponse.model_validate_json(json.dumps(response))
+    assert read.checkpoints == (EntryRef(9, "entries/x.json", "d", 7),)
+    assert json.loads(read.model_dump_json())["checkpoints"] == [entry]

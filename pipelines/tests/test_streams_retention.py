@@ -222,17 +222,6 @@ def test_a_floor_that_was_not_written_completely_is_ignored(tmp_path: Path, torn
     assert open_log(tmp_path).last == 19
 
 
-def test_damage_to_what_is_retained_ends_only_a_movement_that_reads_it(tmp_path: Path) -> None:
-    log = retaining(tmp_path, 60)
-    pin = log.pin()
-    damage(tmp_path, 20)
-    with pytest.raises(BelowFloor):
-        log.contents(pin.base)
-    assert log.damage is None
-    log.unpin(pin)
-    assert [epoch for epoch, _, _ in log.contents(log.base)] == list(range(61, 100))
-
-
 def test_all_that_is_retained_may_be_damaged(tmp_path: Path) -> None:
     log = retaining(tmp_path, 99)
     damage(tmp_path, 99)
@@ -242,20 +231,6 @@ def test_all_that_is_retained_may_be_damaged(tmp_path: Path) -> None:
     assert log.append(batch(100, 50))
     assert not log.append(batch(50, 50))
     assert [b.epoch for b in log] == [100]
-
-
-def test_a_retained_object_that_is_lost_is_dropped(tmp_path: Path) -> None:
-    spill = MemorySpill()
-    log = filled(tmp_path, 60, budget=8000, spill=spill)
-    pin = log.pin()  # or it would be truncated
-    log.truncate(59)
-    (name, _) = log.spilled(0) or ("", 0)
-    spill.pop(name)
-    log._fetched.clear()
-    with pytest.raises(BelowFloor):
-        log.read(0, 0)
-    assert log.damage is None
-    log.unpin(pin)
 
 
 class FullDisk:

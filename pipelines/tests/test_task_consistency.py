@@ -60,7 +60,7 @@ def test_output_is_in_time_corrected_and_that_without_failures(seed: int) -> Non
         got = [record.value for record in task.stream.stable]
         assert got == values[: len(got)]
         assert len(got) >= world.epochs - (12 if engines_fail else 2 * (depth + 2))
-        assert task.branches.state is ConsistencyState.STABLE
+        assert task.streams.state is ConsistencyState.STABLE
         if not engines_fail:
             check_corrected_in_time(task, options)
 
@@ -121,8 +121,8 @@ def test_a_short_failure_makes_nothing_tentative() -> None:
 def test_nothing_is_tentative_before_the_task_is_live() -> None:
     world = CoreWorld(WorldOptions())
     (task,) = world.tasks
-    task.branches._tentative_allowed = False
-    task.branches._core._deadlines.max_delay_s = None
+    task.streams._tentative_allowed = False
+    task.streams._core._deadlines.max_delay_s = None
     world.cut(1)
     world.run(20)
     assert task.stream.records == []

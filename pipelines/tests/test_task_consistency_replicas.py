@@ -22,8 +22,8 @@ from rekindle.consistency.messages import (
 )
 from rekindle.protocol import ConsistencyState, Partner, Postponement, PostponementAnswer
 from rekindle.streams.epochs import NO_EPOCH, BatchKind
-from rekindle.task.core.branches import UNANSWERED_S, BranchesCore
 from rekindle.task.core.partner import PartnerMessages
+from rekindle.task.core.streams import UNANSWERED_S, StreamsCore
 
 pytestmark = pytest.mark.simulated
 
@@ -54,7 +54,7 @@ def test_replicas_correct_themselves_one_after_the_other() -> None:
     ]
     (first_began, first_ended), (second_began, second_ended) = sorted(ends)
     assert first_began < first_ended <= second_began < second_ended
-    assert [task.branches.state for task in world.tasks] == [ConsistencyState.STABLE] * 2
+    assert [task.streams.state for task in world.tasks] == [ConsistencyState.STABLE] * 2
 
 
 def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
@@ -63,7 +63,7 @@ def test_a_replica_whose_partner_is_lost_does_not_wait() -> None:
     world.run(55)
     assert records_of(world.tasks[0], BatchKind.UNDO)
     world.run(80)
-    assert world.tasks[0].branches.state is ConsistencyState.STABLE
+    assert world.tasks[0].streams.state is ConsistencyState.STABLE
 
 
 def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
@@ -77,8 +77,8 @@ def test_both_correct_themselves_at_once_without_a_coordinator() -> None:
     world.heal_all()
     world.run(110)
     for task in world.tasks:
-        assert task.branches.state is ConsistencyState.STABLE
-        assert task.branches.stable_epoch >= world.epochs - 4
+        assert task.streams.state is ConsistencyState.STABLE
+        assert task.streams.stable_epoch >= world.epochs - 4
 
 
 @given(SEEDS)
@@ -89,7 +89,7 @@ def test_both_end_stable_and_equal(seed: int) -> None:
     expected = failure_free(world.options, world.epochs)[0]
     for task in world.tasks:
         check_output(task)
-        assert task.branches.state is ConsistencyState.STABLE
+        assert task.streams.state is ConsistencyState.STABLE
         got = [record.value for record in task.stream.stable]
         assert len(got) >= world.epochs - 4
         assert got == expected[: len(got)]
@@ -98,17 +98,17 @@ def test_both_end_stable_and_equal(seed: int) -> None:
 # --- the messages ---
 
 
-def branches() -> BranchesCore:
+def streams() -> StreamsCore:
     """Of replica 1, after epoch 9."""
     made = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S, replica=1)
-    return BranchesCore(made, next_epoch=10, watermark=-1)
+    return StreamsCore(made, next_epoch=10, watermark=-1)
 
 
 ASKING = Partner(replica=0, boot="a", asks=Postponement(number=1, lease_s=10.0))
 
 
 def test_a_replica_that_is_not_live_yet_does_not_promise_to_serve() -> None:
-    replica = branches()
+    replica = streams()
     replica.update_partner(ASKING, "b", 1.0)
     assert replica.partner.answer is None
     replica.allow_tentative(2.0)
@@ -117,7 +117,7 @@ def test_a_replica_that_is_not_live_yet_does_not_promise_to_serve() -> None:
 
 
 def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> None:
-    replica = branches()
+    replica = streams()
     replica.allow_tentative(0.0)
     replica._retry_at = 10.0
     replica.update_partner(ASKING, "b", 1.0)
@@ -128,7 +128,7 @@ def test_a_replica_whose_tentative_epochs_fail_does_not_promise_to_serve() -> No
     ("heads", "missing"), [((NO_EPOCH, 90), True), ((90, 90), False), ((NO_EPOCH, NO_EPOCH), False)]
 )
 def test_an_input_without_responses_is_missing(heads: tuple[int, int], missing: bool) -> None:
-    replica = branches()
+    replica = streams()
     replica.check_heads(heads, 0.0)
     replica.check_heads(heads, UNANSWERED_S - 1)
     assert not replica._tentative_allowed
@@ -138,7 +138,7 @@ def test_an_input_without_responses_is_missing(heads: tuple[int, int], missing: 
 
 def test_a_task_without_a_checkpoint_waits_for_all_inputs() -> None:
     settings = ConsistencySettings([[0], [0]], [SCHEMA, SCHEMA], max_delay_s=X_S)
-    first = BranchesCore(settings, next_epoch=0, watermark=-1)
+    first = StreamsCore(settings, next_epoch=0, watermark=-1)
     first.check_heads((NO_EPOCH, 90), 0.0)
     first.check_heads((NO_EPOCH, 90), 1000.0)
     assert not first._tentative_allowed

@@ -7,7 +7,7 @@ import pytest
 from rekindle.engine.model import EpochOutput, State
 from rekindle.errors import NotDeterministic, OperatorFailed
 from rekindle.protocol import (
-    CheckpointDone,
+    EntryRef,
     PollRequest,
     PollResponse,
     RestorePoint,
@@ -93,7 +93,7 @@ def test_a_task_reports_the_entry_whose_state_it_fetches() -> None:
     assert made.response().restoring == "entry"
     state = TaskState(3, 0, State())
     made.restored(state, 4, 3, 0.0, complete=False)
-    done = CheckpointDone(epoch=7, object="next", digest="d", bytes=1)
+    done = EntryRef(epoch=7, object="next", digest="d", bytes=1)
     made.saver.state_reached(TaskState(7, 0, State()), 0.0)
     made.saver_reported(lambda saver, now: saver.entry_saved(done, now), 0.0)
     assert (made.response().restoring, made.response().checkpoints) == ("entry", ())

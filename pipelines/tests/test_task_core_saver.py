@@ -10,7 +10,7 @@ from state_parts import of_runs
 
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run, RunFile
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.task.core.saver import PENDING, SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
@@ -55,7 +55,7 @@ class Store:
             epoch, reuse, self.saving = self.saving.state.epoch, self.saving.reuse, None
             self.saved.append(epoch)
             self.objects[f"entry-{epoch}"] = self.objects.get(reuse or "", frozenset()) | {epoch}
-            done = CheckpointDone(epoch=epoch, object=f"entry-{epoch}", digest="d", bytes=1)
+            done = EntryRef(epoch=epoch, object=f"entry-{epoch}", digest="d", bytes=1)
             self.perform(self.core.entry_saved(done, self.now))
 
     def fail(self) -> None:
@@ -342,6 +342,6 @@ def test_a_checkpoint_that_would_keep_too_much_is_skipped() -> None:
     core = SaverCore(Snapshots(most_bytes=100))
     core.state_reached(heavy, 0.0)
     assert core.state_reached(states[4], 0.0) == [SkipCheckpoint(4)]
-    done = CheckpointDone(epoch=3, object="entry-3", digest="d", bytes=1)
+    done = EntryRef(epoch=3, object="entry-3", digest="d", bytes=1)
     assert core.entry_saved(done, 0.0) == []
     assert core.state_reached(states[4], 0.0) == [SaveState(states[4], "entry-3")]

@@ -11,13 +11,13 @@ import pytest
 from state_parts import value_in_state
 from task_world import SINK, World
 
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.bounds import CallBounds
 from rekindle.engine.model import State
 from rekindle.errors import DifferentResults, ObjectMissing, StoreError
-from rekindle.protocol import RestorePoint
-from rekindle.task.core.inputs import released_epoch
+from rekindle.protocol import EntryRef, RestorePoint
+from rekindle.task.core.source import released_epoch
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 

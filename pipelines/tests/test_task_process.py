@@ -29,8 +29,8 @@ import pytest
 from rekindle.checkpoints.store import Store
 from rekindle.connectors.compare import read_sink
 from rekindle.protocol import (
-    CheckpointDone,
     Endpoint,
+    EntryRef,
     PollRequest,
     PollResponse,
     RestorePoint,
@@ -125,7 +125,7 @@ class Task:
         self.restore = RestorePoint(epoch=-1)
         self.recompute: str | None = None
         self.digests_of: tuple[int, ...] = ()
-        self.saved: dict[int, CheckpointDone] = {}
+        self.saved: dict[int, EntryRef] = {}
         self.process: subprocess.Popen[bytes] | None = None
 
     @property

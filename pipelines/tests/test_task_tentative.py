@@ -24,10 +24,10 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import LivePosition, ReadRequest
 from rekindle.task.attempts import BLOCK, AttemptFile
-from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.loop import EpochLoop
 from rekindle.task.state import TaskState
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.model import Exchange, Input, Resources, Segment
 from rekindle.topology.schema import Schema
 from rekindle_testing.waiting import eventually
@@ -96,7 +96,7 @@ class RunningTask:
             max_delay_s=X_S,
             first_attempt=self.attempts.first,
         )
-        self.inputs = BranchedInputs(
+        self.inputs = StreamInputs(
             segment_of(name, names),
             0,
             settings,
@@ -125,7 +125,6 @@ class RunningTask:
             save=lambda state: None,
             status=self.status,
             wait=self.halt.wait,
-            branches=self.inputs,
         )
         self.error: Exception | None = None
         self.thread = threading.Thread(target=self._run, daemon=True)

@@ -134,7 +134,7 @@ def test_a_saver_continues_after_its_thread_fails(
 ) -> None:
     world = World(tmp_path)
     # An error that the saver does not catch.
-    monkeypatch.setattr("rekindle.task.saver.CheckpointDone", None)
+    monkeypatch.setattr("rekindle.task.saver.SaverCore.entry_saved", None)
     saver = CheckpointSaver(world.states)
     saver.offer(saved_state(world))
     eventually(lambda: "thread checkpoints failed" in (saver.problem or ""))

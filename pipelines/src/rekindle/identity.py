@@ -15,9 +15,12 @@ import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of polls and poll responses that this release sends. Incremented when their meaning
-changes, but not for a new field, since unknown fields are ignored."""
+changes, but not for a new field, since unknown fields are ignored. Since version 3, a restore point
+may name a lender."""
+LENDING_PROTOCOL = 3
+"""Since this version, tasks lend and borrow states."""
 OLDEST_PROTOCOL = 2
 """The oldest version that this release understands."""
 STREAM_PROTOCOL = 3

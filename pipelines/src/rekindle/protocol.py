@@ -14,13 +14,13 @@ Design: docs/design/task.md#passive, docs/design/fencing.md#identity.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rekindle.errors import RekindleError
-from rekindle.exchange.state_mover.messages import Directive, MovementReport
 from rekindle.identity import (
     OLDEST_PROTOCOL,
     PROTOCOL,
@@ -29,6 +29,7 @@ from rekindle.identity import (
     Versions,
     incompatible,
 )
+from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 
 STREAM_PORT = 8815
@@ -79,6 +80,19 @@ class TaskRef(_Message):
     partition: int
     replica: int
     incarnation: int
+
+    @classmethod
+    def of(cls, slot: Slot, incarnation: int) -> TaskRef:
+        return cls(
+            segment=slot.segment,
+            partition=slot.partition,
+            replica=slot.replica,
+            incarnation=incarnation,
+        )
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.segment, self.partition, self.replica)
 
 
 class Endpoint(_Message):
@@ -166,12 +180,13 @@ class BegunWindow(_Message):
 
 
 class RestorePoint(_Message):
-    """Start after `epoch`, from the checkpoint entry `object` (None: empty state). `begun`: windows
-    whose state is not in the entry, although the topology is older."""
+    """Start after `epoch`, from the entry `object`."""
 
     epoch: int
-    object: str | None = None
+    object: str | None = None  # None: empty state
+    # Windows whose state is not in the entry, although the topology is older.
     begun: tuple[BegunWindow, ...] = ()
+    lender: Endpoint | None = None  # the replica that lends the entry; None: it is in the store
 
 
 class PollRequest(_Versioned):
@@ -183,6 +198,9 @@ class PollRequest(_Versioned):
     sinks: tuple[SinkAssignment, ...] = ()
     floor: int | None = None  # the log may drop epochs <= floor; None: it keeps all
     saver: bool = False  # save checkpoints at checkpoint epochs
+    lend: bool = False  # lend the newest state, not older than `committed`: see `PollResponse.lent`
+    # False: it began with a lent state, and older epochs than those in its log may be needed.
+    may_be_live: bool = True
     committed: RestorePoint | None = None  # this partition's entry in the newest manifest
     # Entries of this partition that cannot be restored, among those that the task reports and
     # `committed`. The task stops reporting them, does not reuse their objects, and saves all of its
@@ -203,7 +221,6 @@ class PollRequest(_Versioned):
     recompute: str | None = (
         None  # id of the boot that has to end; the next one starts without its log
     )
-    movement: Directive | None = None  # state movements; None: this poll requests none
     # Before it starts: its sinks compare the files after its restore point, which may be wrong; and
     # it starts without its log, since an earlier boot that had to compute again may have ended
     # before it knew.
@@ -261,11 +278,14 @@ class TaskPhase(StrEnum):
         return self in (TaskPhase.CATCHING_UP, TaskPhase.LIVE)
 
 
-class CheckpointDone(_Message):
+@dataclass(frozen=True, slots=True)
+class EntryRef:
+    """One partition's state after an epoch, saved: in poll responses and in manifests."""
+
     epoch: int
-    object: str
-    digest: str
-    bytes: int
+    object: str | None  # the entry; None: empty state
+    digest: str  # of the state, however it is laid out, so that replicas can be compared by it
+    bytes: int = 0  # what this save wrote; not runs that older checkpoints had stored already
 
 
 class TaskProblem(_Message):
@@ -305,6 +325,8 @@ class PollResponse(_Versioned):
     last_epoch: int | None = None  # of a bounded source: no later epoch has rows
     lag_s: float = 0.0  # age of the oldest released epoch that is not yet in the log
     restored_from: int | None = None  # epoch of the restore point it started from
+    lent_from: int | None = None  # the same epoch, if a partner has lent the state
+    lent: RestorePoint | None = None  # the newest state that it lends
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of the entry `restoring` that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
@@ -312,7 +334,7 @@ class PollResponse(_Versioned):
     # digest of all output from a base to the epoch.
     digests: dict[int, str] = Field(default_factory=dict)
     chained: dict[int, str] = Field(default_factory=dict)
-    checkpoints: tuple[CheckpointDone, ...] = ()  # saved and not yet committed, oldest first
+    checkpoints: tuple[EntryRef, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
@@ -333,7 +355,6 @@ class PollResponse(_Versioned):
     event_times: dict[int, tuple[int, int]] | None = None
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
     log_bytes: int = 0
-    movement: MovementReport | None = None  # None: its release does not move state
 
     def stream_versions(self) -> Versions:
         return Versions(self.stream_protocol, self.oldest_stream_protocol)

@@ -37,7 +37,7 @@ def spec(rng: random.Random) -> dict[str, Any]:
         operator = _operator(f"o{n}", inputs, rng)
         operators.append(operator)
         unread = [name for name in unread if name not in inputs] + [operator["name"]]
-        if "sql" in operator:
+        if "window" not in operator:
             unwindowed.append(operator["name"])
     queries = [_query(f"q{n}", name, rng) for n, name in enumerate(unread)]
     made: dict[str, Any] = {
@@ -79,6 +79,15 @@ def _operator(name: str, inputs: list[str], rng: random.Random) -> dict[str, Any
             made |= {"keyBy": ["city"], "partitions": rng.choice((1, 2, 2, 3))}
         if rng.random() < 0.3:
             made["replicas"] = rng.choice((1, 2, 3))
+        return made
+    if len(inputs) == 2 and rng.random() < 0.5:
+        first, second = inputs
+        made["join"] = {
+            "on": f"{first}.city = {second}.city AND {first}.fare < {second}.fare",
+            "within": rng.choice(("10s", "1h")),
+            "select": f"{first}.*",
+            "type": rng.choice(("Inner", "Semi")),
+        }
         return made
     selects = [f"SELECT city, fare, seats, at FROM {name}" for name in inputs]
     row_wise = rng.choice(_ROW_WISE).format(*inputs)

@@ -29,7 +29,7 @@ from rekindle.coordinator.model import (
     Generation,
     Pod,
     ReadNewestManifest,
-    ReportMovementPhase,
+    ReportRestorePoint,
     WriteManifest,
 )
 from rekindle.coordinator.shell.store import CheckpointStore
@@ -43,7 +43,7 @@ UID = "uid-1"
 _START_S = 2.0
 
 
-class Replica:
+class ReplicaProcess:
     """One pod: its process, its directory, its newest response. `advanced_at`: when a response
     first had each epoch, by this machine's monotonic clock."""
 
@@ -116,8 +116,8 @@ class TaskProcesses:
         self.directory, self.network = directory, network
         self.origin_s = origin_s
         self._environment = environment
-        self.replicas: dict[Slot, Replica] = {}
-        self.movement_phases: list[ReportMovementPhase] = []
+        self.replicas: dict[Slot, ReplicaProcess] = {}
+        self.restore_points: list[ReportRestorePoint] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
         self.store.use(topology.spec.checkpoint.store)
@@ -141,12 +141,12 @@ class TaskProcesses:
         self.generation = Generation(before.number + 1, topology, before.operator_ids)
         self.perform(self.core.generation_seen(self.generation, time.monotonic()))
 
-    def start(self, slot: Slot) -> Replica:
+    def start(self, slot: Slot) -> ReplicaProcess:
         self.pods += 1
         before = self.replicas.get(slot)
         incarnation = before.incarnation + 1 if before is not None else 1
         address = f"127.{self.network.index}.7.{self.pods}"
-        replica = Replica(self.directory, slot, incarnation, address, self._environment)
+        replica = ReplicaProcess(self.directory, slot, incarnation, address, self._environment)
         self.replicas[slot] = replica
         self.list_pods()
         return replica
@@ -172,8 +172,8 @@ class TaskProcesses:
                         if written is None
                         else self.core.manifest_written(written, now)
                     )
-                case ReportMovementPhase():
-                    self.movement_phases.append(effect)
+                case ReportRestorePoint():
+                    self.restore_points.append(effect)
 
     def poll_all(self) -> None:
         for slot, replica in self.replicas.items():
@@ -200,7 +200,7 @@ class TaskProcesses:
         while not condition():
             responses = {r.slot.key: r.response for r in self.replicas.values()}
             logs = [r.output.read_text()[-1500:] for r in self.replicas.values()]
-            assert time.monotonic() < deadline, f"{responses} {self.movement_phases} {logs}"
+            assert time.monotonic() < deadline, f"{responses} {self.restore_points} {logs}"
             self.poll_all()
             time.sleep(0.05)
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.model import Partition
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.tasks.graph import Graph
+from rekindle.protocol import EntryRef
 from rekindle.streams.epochs import NO_EPOCH, EpochInput
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Partition
 from rekindle_testing.simulation.values import Expected, FoldedState, values_in, watermark_of
 from rekindle_testing.simulation.witnesses import Witnesses
 from rekindle_testing.simulation.wrong_results import WrongResults
 
 if TYPE_CHECKING:
-    from rekindle_testing.simulation.movement import MovedState
     from rekindle_testing.simulation.pod import TaskPod
     from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
     from rekindle_testing.simulation.wrong_result_checks import WrongResultChecks
@@ -42,7 +42,7 @@ class Checks:
     ) -> None:
         self.appended_epochs = 0
         self.written_epochs = 0
-        self.movements = 0
+        self.borrowed_states = 0
         self.tentative_epochs = 0
         self.expected = expected
         self.wrong_result_checks: WrongResultChecks | None = None  # none while no fault needs them
@@ -62,7 +62,9 @@ class Checks:
     def appended(self, pod: TaskPod, epoch: int, value: str, in_log: str) -> None:
         """I1: an epoch is the same wherever and however often it is computed."""
         self.appended_epochs += 1
-        copied = pod.boot.core.status.moved_through if pod.boot is not None else None
+        copied = pod.boot.core.status.lent_from if pod.boot is not None else None
+        if pod.is_live:
+            self.takes_over(pod, "is Live")
         partition = _partition(pod)
         self._witnesses.computed(partition, pod.slot, pod.incarnation, epoch, value, copied)
         expected = self.expected.output(partition, epoch)
@@ -96,7 +98,7 @@ class Checks:
         """I3: a replica does not suspend new input to stabilize while its partner relies on it,
         unless it has lost the connection to that partner."""
         own = pod.boot.tentative.checks if pod.boot is not None else None
-        if own is None or not own.branches.is_served(own.now):
+        if own is None or not own.streams.is_served(own.now):
             return
         for other in self._pods():
             if other is pod or _partition(other) != _partition(pod) or other.boot is None:
@@ -120,19 +122,27 @@ class Checks:
         newest = self._store.newest
         return newest.entries[partition.key][0].epoch if newest is not None else NO_EPOCH
 
-    def moved(self, pod: TaskPod, moved: MovedState) -> None:
-        """I1: a partner gives the state and the log of a run without faults."""
-        self.movements += 1
-        partition, epoch = _partition(pod), moved.state.epoch
-        log = {
-            e: found if self._wrong.is_wrong(found := moved.log.get(e, "")) else expected
-            for e in range(moved.base, epoch + 1)
-            for expected in [self.expected.output(partition, e)]
-        }
-        if moved.log != log or not self._is_explained(partition, moved.state):
+    def borrowed(self, pod: TaskPod, state: TaskState) -> None:
+        """I1: a partner lends the state of a run without faults."""
+        self.borrowed_states += 1
+        if not self._is_explained(_partition(pod), state):
             raise Violation(
-                f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state or log after "
-                f"epoch {epoch} from its partner than a run without faults has"
+                f"I1: {pod.slot.key} incarnation {pod.incarnation} got another state after epoch "
+                f"{state.epoch} from its partner than a run without faults has"
+            )
+
+    def takes_over(self, pod: TaskPod, what: str) -> None:
+        """I2, I5: a replica whose log begins after a lent state takes over nothing while an older
+        epoch may be needed."""
+        lent_from = pod.boot.core.status.lent_from if pod.boot is not None else None
+        newest = self._store.newest
+        if lent_from is None or newest is None:
+            return
+        refs = newest.entries.get(_partition(pod).key, ())
+        if refs and refs[-1].epoch < lent_from:
+            raise Violation(
+                f"I5: {pod.slot.key} incarnation {pod.incarnation} {what}, although its log begins "
+                f"after epoch {lent_from}, and the manifest keeps an entry of {refs[-1].epoch}"
             )
 
     def written(
@@ -216,6 +226,7 @@ class Checks:
 
     def writes(self, pod: TaskPod, epoch: int, value: str, through: int | None) -> None:
         """I2: what replicas disagree about is not written, once the task has been told so."""
+        self.takes_over(pod, "writes to a sink")
         if self.wrong_result_checks is not None:
             self.wrong_result_checks.writes(pod, epoch, value)
         if through is not None and epoch > through:

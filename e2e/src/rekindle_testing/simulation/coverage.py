@@ -18,12 +18,9 @@ from rekindle.coordinator.agreement import disputes
 from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.coordinator.checkpoints import phases as commits
 from rekindle.coordinator.checkpoints.phases import CommitEvent
-from rekindle.coordinator.movement import phases as movements
-from rekindle.coordinator.movement.phases import MovementEvent, MovementPhase
-from rekindle.exchange.state_mover import phases as sessions
-from rekindle.exchange.state_mover.phases import DonorEvent, DonorPhase
 from rekindle.protocol import TaskPhase
 from rekindle.task.core import phases as tasks
+from rekindle.task.core import start
 from rekindle.task.core.phases import TaskEvent
 from rekindle.transitions import StateMachine
 from rekindle_operator.reconcile import phases, slots
@@ -34,11 +31,9 @@ Cell = tuple[str, str, str]
 TABLES: Mapping[str, Mapping[Any, Mapping[Any, Any]]] = {
     "consistency": states.TRANSITIONS,
     "task": tasks.TRANSITIONS,
+    "start": start.NEXT,
     "checkpoint": commits.TRANSITIONS,
     "dispute": disputes.TRANSITIONS,
-    "movement": movements.TRANSITIONS,
-    "donor": sessions.DONOR,
-    "newcomer": sessions.NEWCOMER,
     "slot": phases.SLOT_TRANSITIONS,
 }
 
@@ -76,27 +71,15 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
         [("task", TaskPhase.WAITING, TaskEvent.FAILED)],
     ),
     (
+        "nothing that inputs need is missing here",
+        [("start", start.StartStep.INPUTS, "step_failed")],
+    ),
+    (
         "tasks have no other thread here that could report something once a task has failed",
         [
             ("task", TaskPhase.FAILED, event)
             for event in (TaskEvent.CAUGHT_UP, TaskEvent.FELL_BEHIND, TaskEvent.FAILED)
         ],
-    ),
-    (
-        "upstream logs keep what a donor may still need, so its state has reached what they have",
-        [
-            ("donor", DonorPhase.BEHIND, event)
-            for event in sessions.DONOR[DonorPhase.BEHIND]
-            if event is not DonorEvent.REACHED
-        ],
-    ),
-    (
-        "an order of an earlier process of the coordinator arrives before the next one has started",
-        [("movement", MovementPhase.QUEUED, MovementEvent.STARTED)],
-    ),
-    (
-        "a donor pins its newest state only once that has reached the needed epoch",
-        _all_of("donor", DonorEvent.PINNED_TOO_OLD),
     ),
 ]
 UNREACHABLE: Mapping[Cell, str] = {cell: reason for reason, cells in _REASONS for cell in cells}

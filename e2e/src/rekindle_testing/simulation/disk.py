@@ -25,7 +25,7 @@ class Disk:
     fence: int = NO_EPOCH
     discard: bool = False
     compare: bool = False
-    unreadable: bool = False  # the next access for a state movement fails
+    unreadable: bool = False  # the next access for a partner fails
     next_attempt: int = 1  # the first number of a tentative branch that no boot may have used
     # Of a task without partners: an epoch, and its different results.
     disputed: tuple[int, tuple[str, ...]] | None = None
@@ -51,17 +51,6 @@ class Disk:
         self.earlier = {disputed_epoch: results}
         compare_files_from = epoch if self.compare else disputed_epoch
         self.compare = True
-        return compare_files_from
-
-    def contradicts(self, base: int, values: dict[int, str]) -> bool:
-        """Whether the log has another value of one of these epochs, which are a partner's."""
-        own = {} if self.discard else self.values
-        return any(own.get(e, value) != value for e, value in values.items() if e >= base)
-
-    def take(self, base: int, last: int, values: dict[int, str]) -> int | None:
-        """The log of a partner in place of the own one. Returns what `start_at` does."""
-        compare_files_from = self.start_at(base, alone=False)
-        self.values, self.base, self.last = dict(values), base, last
         return compare_files_from
 
     def check(self, epoch: int, value: str, alone: bool) -> str | None:

@@ -21,7 +21,7 @@ from rekindle.coordinator.core import desired_state, state_machine
 from rekindle.coordinator.tasks.membership import Membership, Task
 from rekindle.engine.bounds import CallBounds
 from rekindle.streams.sunion import SUnion
-from rekindle.task.core.inputs import StreamsCore
+from rekindle.task.core import streams
 from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.sink import SinkCore
 from rekindle.task.core.supervisor import SupervisorCore
@@ -29,7 +29,7 @@ from rekindle_testing.simulation import store_and_sinks
 from rekindle_testing.simulation.assumption_mutants import ASSUMPTION_MUTANTS
 from rekindle_testing.simulation.dispute_mutants import DISPUTE_MUTANTS
 from rekindle_testing.simulation.fold_mutants import FOLD_MUTANTS, found_by_tests
-from rekindle_testing.simulation.movement_mutants import MOVEMENT_MUTANTS
+from rekindle_testing.simulation.lending_mutants import LENDING_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
 from rekindle_testing.simulation.pool import process_pool
@@ -173,9 +173,9 @@ def _loses_call(failed: Any) -> Any:
     return wrong
 
 
-def _drops_epoch(take: Any) -> Any:
-    def wrong(self: StreamsCore, bounds: CallBounds) -> Any:
-        taken = take(self, bounds)
+def _drops_epoch(take_ready: Any) -> Any:
+    def wrong(ready: Any, bounds: CallBounds) -> Any:
+        taken = take_ready(ready, bounds)
         return taken[1:] if len(taken) > 2 else taken
 
     return wrong
@@ -186,7 +186,7 @@ MUTANTS: Mapping[str, Mutant] = {
         committer, "keep_entries", _keeps_newest_entries
     ),
     "a call whose engine died is not made again": replaced(LoopCore, "engine_failed", _loses_call),
-    "an epoch of a large call is dropped": replaced(StreamsCore, "take", _drops_epoch),
+    "an epoch of a large call is dropped": replaced(streams, "take_ready", _drops_epoch),
     "logs are truncated below what a restart needs": replaced(
         state_machine, "floors", _floors_are_positions
     ),
@@ -219,7 +219,7 @@ MUTANTS: Mapping[str, Mutant] = {
     **ASSUMPTION_MUTANTS,
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
-    **MOVEMENT_MUTANTS,
+    **LENDING_MUTANTS,
     **DISPUTE_MUTANTS,
 }
 

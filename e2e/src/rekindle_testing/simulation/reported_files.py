@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rekindle.coordinator.model import Partition, partition_of
+from rekindle.topology.model import Partition, partition_of
 from rekindle_testing.simulation.kube.objects import TOPOLOGIES
 
 if TYPE_CHECKING:

@@ -11,14 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.consistency.states import ConsistencyEvent
 from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
-from rekindle.exchange.state_mover.phases import DonorEvent, DonorPhase
 from rekindle.protocol import ConsistencyState
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_testing.simulation.coverage import Cell
-from rekindle_testing.simulation.faults import Fault, FaultKind
-from rekindle_testing.simulation.run import Outcome, simulate
+from rekindle_testing.simulation.faults import FaultKind, SimulatedFault
+from rekindle_testing.simulation.run import SimulationOutcome, simulate
 from rekindle_testing.simulation.topologies import CHAIN, DIAMOND, Variant
 from rekindle_testing.simulation.wrong_results import Recurrence
 
@@ -31,18 +29,18 @@ class Schedule:
     happened."""
 
     cell: Cell
-    faults: Sequence[Fault]
+    faults: Sequence[SimulatedFault]
     variant: Variant
     first_seed: int = 0
 
 
-def _fault(kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0) -> Fault:
-    return Fault(at, kind, target, other, seconds)
+def _fault(
+    kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0
+) -> SimulatedFault:
+    return SimulatedFault(at, kind, target, other, seconds)
 
 
 _REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
-_KILLED_2_S_LATER = 8  # `other` of FAIL_NEWCOMER: the last digit is the delay, the tens are how
-_UNREADABLE_AT_ONCE = 40  # the same of FAIL_DONOR: what it reads of its disk next
 _AWAY = _fault(FaultKind.STOP_TASK, 20.0, 14.0, target=0)
 """In CHAIN, one of the two partitions of the source is away."""
 _READERS = (2, 3)
@@ -51,7 +49,7 @@ _TENTATIVE = Variant(CHAIN, max_delay_s=2.0)
 
 SCHEDULES: Mapping[str, Schedule] = {
     "a refusal that comes too late": Schedule(
-        ("consistency", ConsistencyState.STABLE, ConsistencyEvent.PARTNER_REFUSED),
+        ("consistency", ConsistencyState.STABLE, "partner_refused"),
         [  # Without answers both replicas begin to correct; when the coordinator goes on, one is
             # done, and the slow one refuses what it was asked for long ago.
             _AWAY,
@@ -61,7 +59,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         _TENTATIVE,
     ),
     "a tentative epoch that fails during a correction": Schedule(
-        ("consistency", ConsistencyState.STABILIZATION, ConsistencyEvent.MAX_DELAY_CHANGED),
+        ("consistency", ConsistencyState.STABILIZATION, "max_delay_changed"),
         [
             _AWAY,
             *(_fault(FaultKind.SLOW_TASK, 34.0, 20.0, reader) for reader in _READERS),
@@ -82,18 +80,6 @@ SCHEDULES: Mapping[str, Schedule] = {
         Variant(DIAMOND),
         first_seed=4,
     ),
-    "a newcomer that starts again before its donor has pinned state": Schedule(
-        ("donor", DonorPhase.PINNING, DonorEvent.SUPERSEDED),
-        [_fault(FaultKind.FAIL_NEWCOMER, 17.5, 10.0, target=1, other=_KILLED_2_S_LATER)],
-        Variant(CHAIN),
-        first_seed=6,
-    ),
-    "a donor whose disk fails while it sends": Schedule(
-        ("donor", DonorPhase.SENDING, DonorEvent.READ_FAILED),
-        [_fault(FaultKind.FAIL_DONOR, 17.5, 10.0, target=1, other=_UNREADABLE_AT_ONCE)],
-        Variant(CHAIN),
-        first_seed=3,
-    ),
     "an edit while pods wait behind their gates": Schedule(
         ("slot", SlotPhase.GATED, SlotEvent.LOSS_FOUND),
         [  # of three nodes at least, until others come
@@ -106,10 +92,10 @@ SCHEDULES: Mapping[str, Schedule] = {
 """What leads to a transition that random faults hardly ever lead to, by what happens."""
 
 
-def run_schedule(name: str) -> list[Outcome]:
+def run_schedule(name: str) -> list[SimulationOutcome]:
     """The outcomes of its seeds up to the first one that fails, or in which the transition has
     happened; of 40 at most."""
-    schedule, outcomes = SCHEDULES[name], list[Outcome]()
+    schedule, outcomes = SCHEDULES[name], list[SimulationOutcome]()
     for seed in range(schedule.first_seed, schedule.first_seed + _MAX_SEEDS):
         outcomes.append(outcome := simulate(seed, schedule.faults, schedule.variant))
         if outcome.failure is not None or outcome.cells.get(schedule.cell):

@@ -14,14 +14,14 @@ from typing import Any
 from rekindle.checkpoints.codec import entry_name, manifest_name
 from rekindle.checkpoints.garbage import find_garbage, needed_entries
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.model import Partition
 from rekindle.objects import ObjectInfo
-from rekindle.protocol import CheckpointDone
+from rekindle.protocol import EntryRef
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Partition
 from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 from rekindle_testing.simulation.values import FoldedState, hash_of
 
 _CALL_S = (0.002, 0.06)
@@ -37,7 +37,7 @@ class Outside:
 
     def __init__(self, scheduler: Scheduler, host: str) -> None:
         self.host = host
-        self.process: Process | None = Process(scheduler, host)
+        self.process: SimulatedProcess | None = SimulatedProcess(scheduler, host)
         self.down = OverlappingFaults()
         self._scheduler = scheduler
 
@@ -51,7 +51,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedEntry:
+class StoredEntry:
     state: TaskState
     saved_at: float
 
@@ -61,7 +61,7 @@ class SimulatedStore(Outside):
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, STORE)
-        self.entries: dict[str, SavedEntry] = {}
+        self.entries: dict[str, StoredEntry] = {}
         self.manifests: dict[int, tuple[Manifest, float]] = {}
         self._saves = 0
 
@@ -69,15 +69,15 @@ class SimulatedStore(Outside):
     def newest(self) -> Manifest | None:
         return self.manifests[max(self.manifests)][0] if self.manifests else None
 
-    def save(self, partition: Partition, state: TaskState) -> CheckpointDone:
+    def save(self, partition: Partition, state: TaskState) -> EntryRef:
         operators = state.operators
         assert isinstance(operators, FoldedState)
         self._saves += 1
         digest = hash_of(operators.fold).ljust(16, "0")
         token = f"{self._saves:012x}"
         name = entry_name(partition.segment, partition.index, state.epoch, digest, token)
-        self.entries[name] = SavedEntry(state, self._scheduler.now)
-        return CheckpointDone(epoch=state.epoch, object=name, digest=digest, bytes=100)
+        self.entries[name] = StoredEntry(state, self._scheduler.now)
+        return EntryRef(epoch=state.epoch, object=name, digest=digest, bytes=100)
 
     def load(self, name: str) -> TaskState | None:
         entry = self.entries.get(name)

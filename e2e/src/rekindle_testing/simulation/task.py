@@ -20,13 +20,9 @@ from rekindle.consistency.messages import (
     ResumeStable,
     StopLive,
 )
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
 from rekindle.errors import DifferentResults, ObjectMissing
-from rekindle.exchange.state_mover.donor import DonorEffect, DonorStopping
-from rekindle.exchange.state_mover.messages import ChunkRequest, OfferRequest, Release
-from rekindle.exchange.state_mover.newcomer import NewcomerEffect
 from rekindle.protocol import (
     PollRequest,
     RestorePoint,
@@ -70,24 +66,16 @@ from rekindle.task.core.supervisor import (
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
-from rekindle_testing.simulation.inputs import (
-    READ_AHEAD_BYTES,
-    SimulatedInputs,
-    SourceInputs,
-    StreamInputs,
-)
-from rekindle_testing.simulation.movement import (
-    DONOR,
-    NEWCOMER,
-    MovedState,
-    SimulatedMover,
-)
+from rekindle.topology.model import Partition, partition_of
+from rekindle_testing.simulation.lending import LentRequest, SimulatedLentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
-from rekindle_testing.simulation.reading import ReadRequest
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.reading import SimulatedRead
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.serving import LogServer
 from rekindle_testing.simulation.sink_calls import SinkCalls
+from rekindle_testing.simulation.source import SimulatedSource
 from rekindle_testing.simulation.store_and_sinks import Down
+from rekindle_testing.simulation.streams import READ_AHEAD_BYTES, SimulatedStreams
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.tentative import TentativeResults
 from rekindle_testing.simulation.values import FoldedState, fold_input, rows_of, values_in
@@ -106,7 +94,7 @@ _TAKE_TIMEOUT_S = 0.25
 _STORE_TIMEOUT_S = 5.0
 
 
-TaskRequest = PollRequest | ReadRequest | OfferRequest | ChunkRequest | Release
+TaskRequest = PollRequest | SimulatedRead | LentRequest
 
 
 class TaskProcess:
@@ -116,11 +104,11 @@ class TaskProcess:
         scheduler = surroundings.scheduler
         self.pod = pod
         self.partition: Partition = partition_of(pod.slot)
-        self.process = Process(scheduler, pod.address)
+        self.process = SimulatedProcess(scheduler, pod.address)
         self._around = surroundings
         self._scheduler = scheduler
         self._disk = pod.disk
-        self._inputs: SimulatedInputs | None = None
+        self._inputs: SimulatedSource | SimulatedStreams | None = None
         self._known_head: int | None = None  # the last head that the core was given
         self._upstreams: Sequence[Upstream] = ()
         self._restored: TaskState | None = None
@@ -133,12 +121,7 @@ class TaskProcess:
         self._events: deque[TaskCoreEvent] = deque()
         self._stepping = False
         slot = pod.slot
-        ref = TaskRef(
-            segment=slot.segment,
-            partition=slot.partition,
-            replica=slot.replica,
-            incarnation=pod.incarnation,
-        )
+        ref = TaskRef.of(slot, pod.incarnation)
         consistency = self._consistency(ref)
         self.core = TaskCore(
             TaskSettings(
@@ -148,29 +131,21 @@ class TaskProcess:
                 surroundings.epoch_us,
                 engine="e1",
                 fence=self._disk.fence,
-                donor=DONOR,
-                newcomer=NEWCOMER,
                 consistency=consistency,
                 input_names=[entry.name for entry in pod.segment.inputs],
             )
         )
         self._compare_files_from: int | None = None  # files of earlier boots may be wrong
         self.tentative = TentativeResults(self, surroundings, consistency)
-        self._mover = SimulatedMover(
-            self.process,
-            scheduler,
-            surroundings.network,
-            self.core,
-            self.step,
-            self._newest_state,
-            self._disk,
+        self._lent = SimulatedLentState(
+            self.process, scheduler, surroundings.network, self.core, self.step, self._disk
         )
         self.process.every(_TICK_S, self._tick)
 
     def _consistency(self, ref: TaskRef) -> ConsistencySettings | None:
-        """Of a task whose output may be tentative."""
+        """Of a task that reads streams."""
         around, disk = self._around, self._disk
-        if around.topology.spec.max_delay is None or not self.pod.segment.inputs:
+        if not self.pod.segment.inputs:
             return None
         first, disk.next_attempt = disk.next_attempt, disk.next_attempt + BLOCK
         return replace(
@@ -209,17 +184,15 @@ class TaskProcess:
                 self._serve_poll(request, reply)
             case _ if self.core.parts is None:
                 reply(Refused())
-            case ReadRequest(incarnation=incarnation):
+            case SimulatedRead(incarnation=incarnation):
                 if incarnation not in (None, self.pod.incarnation):
                     reply(Refused())
                 else:
                     self._log_server.serve(request, reply)
-            case OfferRequest() | ChunkRequest() | Release():
-                self._mover.serve(request, reply)
+            case LentRequest():
+                self._lent.serve(request, reply)
 
     def _serve_poll(self, poll: PollRequest, reply: Reply) -> None:
-        if poll.movement is not None:
-            self._mover.donor_address = poll.movement.donor_address
         self._reply = reply
         self.step(partial(self.core.poll_received, poll))
         self._reply = None
@@ -305,7 +278,7 @@ class TaskProcess:
                 self.step(partial(self.core.log_truncated, self._disk.base))
             case RouteInputs(upstreams):
                 self._upstreams = upstreams
-                if self._inputs is not None:
+                if isinstance(self._inputs, SimulatedStreams):
                     self._inputs.route(upstreams)
             case DiscardLog():
                 self._disk.discard = True
@@ -315,25 +288,13 @@ class TaskProcess:
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
             case SkipCheckpoint():
                 pass
-            case _ if isinstance(effect, NewcomerEffect | DonorEffect):
-                self._mover.perform(effect)
             case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive() | ResumeStable():
                 self.tentative.perform(effect)
             case _:
                 raise TypeError(f"simulated tasks do not know {effect}")
 
     def _end(self) -> None:
-        self.step(partial(self.core.donor_event_received, DonorStopping()))
         self.pod.restart()
-
-    def _newest_state(self) -> TaskState:
-        assert self.core.parts is not None
-        return self.core.parts.loop.state
-
-    @property
-    def _moved(self) -> MovedState | None:
-        """What it starts from, unless that is a checkpoint."""
-        return self._mover.installed if self.core.status.moved_through is not None else None
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -346,10 +307,25 @@ class TaskProcess:
         if self._fails_for_good():
             return
 
+        def failed() -> None:
+            problem = TaskProblem(message="the store does not respond")
+            self.step(partial(self.core.start_step_failed, problem))
+
+        def borrowed(state: TaskState | None) -> None:
+            if state is None:
+                failed()
+                return
+            self._around.checks.borrowed(self.pod, state)
+            self._restored = state
+            self.step(self.core.start_step_succeeded)
+
+        if point.lender is not None:
+            self._lent.fetch_entry(point, borrowed)
+            return
+
         def ended(result: TaskState | Exception | None) -> None:
             if isinstance(result, Exception):
-                problem = TaskProblem(message="the store does not respond")
-                self.step(partial(self.core.start_step_failed, problem))
+                failed()
             elif result is None:
                 error = ObjectMissing(f"{name} does not exist")
                 self.step(partial(self.core.call_failed, error))
@@ -360,28 +336,14 @@ class TaskProcess:
         self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_TIMEOUT_S)
 
     def _open_inputs(self) -> None:
-        if self._moved is not None:
-            self._restored = self._moved.state
         assert self._restored is not None
         next_epoch = self._restored.epoch + 1
         pod, around = self.pod, self._around
-        epoch_interval_s = around.epoch_us / 1e6
-        if self.tentative.are_possible:
-            self._inputs = self.tentative.open_inputs(next_epoch, epoch_interval_s)
-            self._inputs.route(self._upstreams)
-        elif pod.segment.inputs:
-            self._inputs = StreamInputs(
-                self.process,
-                around.network,
-                pod.segment,
-                pod.slot.partition,
-                next_epoch,
-                self._restored.watermark,
-                epoch_interval_s,
-            )
+        if pod.segment.inputs:
+            self._inputs = self.tentative.open_inputs(next_epoch, around.epoch_us / 1e6)
             self._inputs.route(self._upstreams)
         else:
-            self._inputs = SourceInputs(
+            self._inputs = SimulatedSource(
                 self.process,
                 self.partition,
                 next_epoch,
@@ -392,17 +354,12 @@ class TaskProcess:
 
     def _complete_start(self) -> None:
         assert self._restored is not None
-        disk, moved, written = self._disk, self._moved, self._restored.epoch
-        if moved is not None:
-            self._around.checks.moved(self.pod, moved)
-            self._compare_files_from = disk.take(moved.base, moved.state.epoch, moved.log)
-            written = moved.base - 1
-        else:
-            try:
-                self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
-            except DifferentResults as error:
-                self.step(partial(self.core.call_failed, error))
-                return
+        disk = self._disk
+        try:
+            self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
+        except DifferentResults as error:
+            self.step(partial(self.core.call_failed, error))
+            return
         self._log_server.output = self.tentative.begin_output(self._log_server.changed)
         restored = partial(
             self.core.restored,
@@ -410,7 +367,7 @@ class TaskProcess:
             disk.base,
             disk.last,
             compare_files_from=self._compare_files_from,
-            written_through=written,
+            complete=not self._lent.unfetched,
         )
         self.step(restored)
         self._log_server.changed()
@@ -419,7 +376,7 @@ class TaskProcess:
 
     def _take(self, effect: TakeEpochs) -> None:
         inputs, waits = self._inputs, [True]
-        assert inputs is not None
+        assert isinstance(inputs, SimulatedSource), "streams are in the core"
 
         def take() -> None:
             if waits:
@@ -515,6 +472,8 @@ class TaskProcess:
         self._around.network.call(self.process, host, request, ended, timeout_s)
 
     def _save(self, state: TaskState) -> None:
+        self._around.checks.takes_over(self.pod, "saves a checkpoint")
+
         def ended(result: Any) -> None:
             def happened(saver: SaverCore, now: float) -> list[SaverEffect]:
                 if isinstance(result, (Down, Refused, TimedOut)):

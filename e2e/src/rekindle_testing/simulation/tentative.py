@@ -1,4 +1,5 @@
-"""What may be tentative of one boot of a simulated task: its inputs, its output, and the checks."""
+"""The streams that one boot of a simulated task reads, what may be tentative of its output, and the
+checks."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ from rekindle.consistency.messages import (
 from rekindle.engine.model import EpochOutput
 from rekindle.protocol import TaskPhase
 from rekindle.streams.epochs import BatchKind, EpochBatch
-from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
 from rekindle.task.core.loop import LoopCore, ProcessEpochs
-from rekindle_testing.simulation.branched import BranchedInputs
+from rekindle.task.core.streams import InputEffect, InputEvent, StreamsCore
 from rekindle_testing.simulation.output import SimulatedOutput
+from rekindle_testing.simulation.streams import SimulatedStreams
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.tentative_checks import TentativeChecks
 from rekindle_testing.simulation.values import values_in
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class TentativeResults:
-    """`settings`: None if the output of the task is always stable; then nothing is done here."""
+    """`settings`: None if the task reads a source; then nothing is done here."""
 
     def __init__(
         self, task: TaskProcess, surroundings: Surroundings, settings: ConsistencySettings | None
@@ -38,37 +39,36 @@ class TentativeResults:
         self._task = task
         self._around = surroundings
         self._settings = settings
-        self._inputs: BranchedInputs | None = None
+        self._may_be_tentative = settings is not None and settings.max_delay_s is not None
+        self._inputs: SimulatedStreams | None = None
+        # If its output may be tentative; `checks`: once it is restored.
         self._output: SimulatedOutput | None = None
-        self.checks: TentativeChecks | None = None  # once it is restored
+        self.checks: TentativeChecks | None = None
 
     @property
-    def are_possible(self) -> bool:
-        return self._settings is not None
-
-    @property
-    def branches(self) -> BranchesCore | None:
+    def streams(self) -> StreamsCore | None:
         parts = self._task.core.parts
-        return parts.branches if parts is not None else None
+        return parts.streams if parts is not None else None
 
     # -- start -------------------------------------------------------------------------------------
 
-    def open_inputs(self, next_epoch: int, epoch_interval_s: float) -> BranchedInputs:
+    def open_inputs(self, next_epoch: int, epoch_interval_s: float) -> SimulatedStreams:
         task, pod = self._task, self._task.pod
-        self._inputs = BranchedInputs(
+        self._inputs = SimulatedStreams(
             task.process,
             self._around.network,
             pod.segment,
             pod.slot.partition,
             next_epoch,
             epoch_interval_s,
+            self._may_be_tentative,
             self._feed,
-            lambda: self.branches,
+            lambda: self.streams,
         )
         return self._inputs
 
     def begin_output(self, changed: Callable[[], None]) -> SimulatedOutput | None:
-        if self._settings is not None:
+        if self._may_be_tentative:
             task = self._task
             self._output = SimulatedOutput(task.pod.disk, task.core.status.boot_id, changed)
         return self._output
@@ -89,16 +89,18 @@ class TentativeResults:
 
     def stepped(self) -> None:
         """After each step of the core and its effects."""
-        branches = self.branches
-        if branches is None or self._inputs is None or self._output is None:
+        streams = self.streams
+        if streams is None or self._inputs is None:
             return
-        if self.checks is None:
-            assert self._settings is not None, "it has branches"
-            self.checks = TentativeChecks(self._task, self._around, self._settings, branches)
-            self._inputs.restored()
-        self._output.enter(branches.state)
+        if self._output is not None and self.checks is None:
+            assert self._settings is not None, "it reads streams"
+            self.checks = TentativeChecks(self._task, self._around, self._settings, streams)
+        self._inputs.restored()
+        if self._output is not None:
+            self._output.enter(streams.state)
         self._inputs.offer_space()
-        self.checks.stepped()
+        if self.checks is not None:
+            self.checks.stepped()
 
     # -- the loop ----------------------------------------------------------------------------------
 
@@ -107,7 +109,7 @@ class TentativeResults:
             self.checks.processing(call)
 
     def append(self, attempt: int, output: EpochOutput) -> None:
-        assert self._output is not None, "only branches give tentative epochs"
+        assert self._output is not None, "its output may be tentative"
         assert self.checks is not None, "it is restored"
         (value,) = values_in(output.rows)
         was_kept = self._output.append(attempt, output.epoch, value)
@@ -120,7 +122,7 @@ class TentativeResults:
 
     # -- effects -----------------------------------------------------------------------------------
 
-    def perform(self, effect: BranchEffect) -> None:
+    def perform(self, effect: InputEffect) -> None:
         assert self._output is not None, "output is there before the task is Live"
         assert self._inputs is not None, "its inputs are open"
         assert self.checks is not None, "it is restored"

@@ -11,10 +11,10 @@ from rekindle.consistency.messages import ConsistencySettings
 from rekindle.protocol import ConsistencyState, Postponement, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.sunion import Channel
-from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopPhase, ProcessEpochs
-from rekindle_testing.simulation.branched import Announced
+from rekindle.task.core.streams import StreamsCore
 from rekindle_testing.simulation.output_order import OutputOrder
+from rekindle_testing.simulation.streams import Announced
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.values import FoldedState
 
@@ -48,10 +48,10 @@ class TentativeChecks:
         task: TaskProcess,
         surroundings: Surroundings,
         settings: ConsistencySettings,
-        branches: BranchesCore,
+        streams: StreamsCore,
     ) -> None:
         assert settings.max_delay_s is not None
-        self.branches = branches
+        self.streams = streams
         self.stabilizes_since = 0.0
         self.asked_at = 0.0  # when it asked its partner last
         self.partner_since = 0.0
@@ -110,15 +110,15 @@ class TentativeChecks:
         self._fail_if("I3", self._order.reconciliation_done(through))
 
     def stepped(self) -> None:
-        state, before = self.branches.state, self._state
+        state, before = self.streams.state, self._state
         self._state = state
         if state is ConsistencyState.STABLE:
             self._fail_if("I3", self._order.settled())
         elif state is ConsistencyState.STABILIZATION and before is not state:
             self.stabilizes_since = self.now
-        if self.branches.partner.partner != self._partner:
-            self._partner, self.partner_since = self.branches.partner.partner, self.now
-        if (request := self.branches.partner.asks) != self._request and request is not None:
+        if self.streams.partner.partner != self._partner:
+            self._partner, self.partner_since = self.streams.partner.partner, self.now
+        if (request := self.streams.partner.asks) != self._request and request is not None:
             self._request = request
             if request.lease_s:  # 0: it ends its request
                 self.asked_at = self.now
@@ -129,7 +129,7 @@ class TentativeChecks:
         """A tentative epoch follows the stable state, or the one before it on its branch; its input
         is what upstreams have put out for this epoch."""
         (epoch,) = call.epochs
-        if not self.branches.may_be_tentative:
+        if not self.streams.may_be_tentative:
             self._fail_if("I3", f"epoch {epoch.epoch} is tentative before the task was Live")
         state, partition, checks = call.operators, self._task.partition, self._around.checks
         assert isinstance(state, FoldedState)
@@ -173,8 +173,8 @@ class TentativeChecks:
         self._ignored = {address: self._ignored.get(address, 0) + 1 for address in better}
         if ignored := [a for a, ticks in self._ignored.items() if ticks > _SWITCH_TICKS]:
             self._fail_if("I3", f"{ignored} have stable output, and others are read")
-        begun = self.branches.tentative_epoch
-        if begun is not None and not self.branches.may_be_tentative:
+        begun = self.streams.tentative_epoch
+        if begun is not None and not self.streams.may_be_tentative:
             self._note_output(begun)  # it could not be processed; its stable result comes later
         if self._is_exempt():
             self._exempt_at, self._catching_up = now, True
@@ -212,11 +212,11 @@ class TentativeChecks:
             self._slow_until = now + _SLOW_CALL_S
         is_down = parts is None or parts.loop.phase is LoopPhase.RESTARTING
         was_frozen = now > self._ticked_at + _PAUSE_S
-        suspends = self.branches.suspends(now)
+        suspends = self.streams.suspends(now)
         self._suspended_ticks = self._suspended_ticks + 1 if suspends else 0
         core = self._task.core
         has_failed = core.status.phase is TaskPhase.FAILED or self._task.is_failing
-        gives_none = not self.branches.may_be_tentative or core.supervisor.ended or has_failed
+        gives_none = not self.streams.may_be_tentative or core.supervisor.ended or has_failed
         return is_down or was_frozen or gives_none or now < self._slow_until or suspends
 
     def breaks_promise(self, asked_at: float) -> bool:

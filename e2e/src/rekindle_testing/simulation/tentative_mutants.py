@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.deadlines import Deadlines
-from rekindle.consistency.inputs import Inputs
+from rekindle.consistency.inputs import ReceivedInputs
 from rekindle.consistency.live_union import LiveUnion
 from rekindle.consistency.messages import EmitReconciliationDone, EmitUndo, Policy
 from rekindle.consistency.partners import Partners, Permission
 from rekindle.protocol import ConsistencyState
-from rekindle.task.core import branches
 from rekindle.task.core.loop import AppendEpochs, AppendTentative, LoopCore
+from rekindle.task.core.streams import StreamsCore
 from rekindle_testing.simulation.planting import Mutant, replaced
 
 
@@ -99,19 +100,24 @@ def _never_corrects(try_to_stabilize: Any) -> Any:
     return lambda self, now: []
 
 
-def _skips_epoch(ready: Any) -> Any:
+def _skips_epoch(take: Any) -> Any:
     """A correction begins an epoch too late."""
 
-    def wrong(self: Inputs, at_most: int) -> Any:
-        epochs = ready(self, at_most)
+    def wrong(self: ReceivedInputs, first: Any) -> Any:
+        epochs = take(self, first)
         return epochs[1:] if len(epochs) > 2 else epochs
 
     return wrong
 
 
-def _max_delay_from_start(dataclass_replace: Any) -> Any:
+def _max_delay_from_start(began: Any) -> Any:
     """`maxDelay` holds from the start on, not only once the task is Live."""
-    return lambda settings, **changes: settings
+
+    def wrong(self: StreamsCore, settings: Any, *arguments: Any) -> None:
+        began(self, settings, *arguments)
+        self._core.max_delay_changed(settings.max_delay_s, -inf)
+
+    return wrong
 
 
 def _never_reads_live(subscribe: Any) -> Any:
@@ -141,7 +147,11 @@ TENTATIVE_MUTANTS: Mapping[str, Mutant] = {
     ),
     "new input waits during a failure": replaced(ConsistencyCore, "_policy", _suspends_in_failure),
     "corrections never begin": replaced(ConsistencyCore, "_try_to_stabilize", _never_corrects),
-    "a correction begins an epoch too late": replaced(Inputs, "ready", _skips_epoch),
-    "tentative output of an upstream is not read": replaced(Inputs, "subscribe", _never_reads_live),
-    "a task is tentative before it is Live": replaced(branches, "replace", _max_delay_from_start),
+    "a correction begins an epoch too late": replaced(ReceivedInputs, "take", _skips_epoch),
+    "tentative output of an upstream is not read": replaced(
+        ReceivedInputs, "subscribe", _never_reads_live
+    ),
+    "a task is tentative before it is Live": replaced(
+        StreamsCore, "__init__", _max_delay_from_start
+    ),
 }

@@ -15,11 +15,10 @@ from hashlib import blake2b
 
 import pyarrow as pa
 
-from rekindle.coordinator.model import Partition
 from rekindle.engine.model import State
 from rekindle.exchange.routing import partitions_read
 from rekindle.streams.epochs import NO_EPOCH, EpochInput
-from rekindle.topology.model import Topology
+from rekindle.topology.model import Partition, Topology
 
 
 @dataclass(frozen=True, slots=True)

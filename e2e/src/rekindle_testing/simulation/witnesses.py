@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rekindle.coordinator.model import Partition
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 
 _KEPT_EPOCHS = 64
 

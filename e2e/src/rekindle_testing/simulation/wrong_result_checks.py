@@ -9,11 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rekindle.coordinator.core.state_machine import Coordinator
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import build_graph, downstream
 from rekindle.protocol import PollRequest
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 from rekindle_testing.simulation.pod import TaskPod
 from rekindle_testing.simulation.reported_files import LOOK_S, ReportedFiles
 from rekindle_testing.simulation.wrong_result_guarantees import WrongResultGuarantees

@@ -18,6 +18,7 @@ from typing import assert_never
 from rekindle import names
 from rekindle.report import MissingResults
 from rekindle.topology.changes import compare
+from rekindle.topology.model import partition_of
 from rekindle_operator.cluster.convert import parse_time
 from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
@@ -179,11 +180,11 @@ def _lost_nodes(result: PassResult) -> Iterator[EventText]:
 
 
 def _replaced_tasks(result: PassResult) -> Iterator[EventText]:
-    with_capacity = {(s.slot.segment, s.slot.partition) for s in result.states if s.holds_capacity}
+    with_capacity = {partition_of(s.slot) for s in result.states if s.holds_capacity}
     for state in (*result.states, *result.superseded):
         if state.loss is None or not state.loss.counts_as_failure or state.pod is None:
             continue
-        has_partner = (state.slot.segment, state.slot.partition) in with_capacity
+        has_partner = partition_of(state.slot) in with_capacity
         dedup_key = f"{state.slot.key} {state.pod.incarnation}"
         if state.loss is Loss.DIVERGED:
             note = f"{state.name}: {state.loss.value}; it is replaced"

@@ -12,7 +12,7 @@ from enum import IntEnum, auto
 
 from rekindle.protocol import ConsistencyState, TaskPhase
 from rekindle.report import TaskReport
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.convert import parse_time, rfc3339
 from rekindle_operator.cluster.model import PodView
@@ -76,9 +76,6 @@ _WAITING_FOR: Mapping[ReplicaState, str] = {
 
 _NOT_CREATED = "the pods of"  # what there is none of yet needs no node yet
 
-Partition = tuple[str, int]
-"""Segment id, number."""
-
 
 @dataclass(frozen=True, slots=True)
 class QueryHealth:
@@ -122,11 +119,11 @@ def health_of(
     cluster; "" for all."""
     replicas: dict[Partition, list[ReplicaState]] = defaultdict(list)
     for state in states:
-        replicas[state.slot.segment, state.slot.partition].append(replica_state(context, state))
+        replicas[partition_of(state.slot)].append(replica_state(context, state))
     for pod in surplus:
         if pod.slot is not None:
             found = _state_of_pod(context, pod.slot, pod)
-            replicas[pod.slot.segment, pod.slot.partition].append(found)
+            replicas[partition_of(pod.slot)].append(found)
     partitions = {
         key: ReplicaState.UNKNOWN if ReplicaState.UNKNOWN in found else min(found)
         for key, found in replicas.items()
@@ -196,15 +193,12 @@ def still_needed(
     """The surplus replicas that no replica which stays may replace."""
     staying: dict[Partition, list[SlotState]] = defaultdict(list)
     for state in without_successors(states):
-        staying[state.slot.segment, state.slot.partition].append(state)
+        staying[partition_of(state.slot)].append(state)
     return [
         pod
         for pod in surplus
         if pod.slot is not None
-        and not any(
-            may_replace(context, state, pod)
-            for state in staying[pod.slot.segment, pod.slot.partition]
-        )
+        and not any(may_replace(context, state, pod) for state in staying[partition_of(pod.slot)])
     ]
 
 
@@ -219,13 +213,13 @@ def _query(
     if context.suspended:
         return QueryHealth(query.name, query.priority, QueryState.WAITING, "spec.suspend is true")
     names = {s.id: s.name for s in context.running.topology.needed_segments(query)}
-    needed = {key: state for key, state in partitions.items() if key[0] in names}
+    needed = {p: state for p, state in partitions.items() if p.segment in names}
     worst = max(needed.values(), default=ReplicaState.WAITING)
     what = _WAITING_FOR.get(worst, "")
     if worst is ReplicaState.RESTORING and context.report.checkpoint is None:
         what = _WAITING_FOR[ReplicaState.STARTING]  # there is no state yet
-    of_worst = [key for key, state in needed.items() if state is worst]
-    worst_names = [f"{names[s]}/{p}" for s, p in of_worst]
+    of_worst = [p for p, state in needed.items() if state is worst]
+    worst_names = [f"{names[p.segment]}/{p.index}" for p in of_worst]
     reasons = sorted({_reason(context, s) for s in states if _is_needed(s, needed)} - {""})
     if worst is ReplicaState.WAITING:
         waiting = [s for s in states if _is_needed(s, of_worst)]
@@ -237,7 +231,7 @@ def _query(
     found = _with_progress(context, query)
     lag_s = _reported_lag_s(context, query.name)
     queried = context.running.topology.queried_segment(query).id
-    has_output = all(s is ReplicaState.LIVE for (of, _), s in needed.items() if of == queried)
+    has_output = all(s is ReplicaState.LIVE for p, s in needed.items() if p.segment == queried)
     missing = _missing_inputs(context, [s for s in states if _is_needed(s, needed)], names)
     if has_output and missing:
         waiting_for = "; ".join(
@@ -317,13 +311,13 @@ def _missing_inputs(
         if replica_state(context, state) is ReplicaState.LIVE and state.pod is not None:
             task = context.report.task(state.slot.key, state.pod.incarnation)
             if task is not None:
-                live[state.slot.segment, state.slot.partition].append(task)
+                live[partition_of(state.slot)].append(task)
     found = []
-    for (segment, partition), tasks in sorted(live.items()):
+    for partition, tasks in sorted(live.items()):
         if all(task.output_state != ConsistencyState.STABLE for task in tasks):
             inputs = sorted({name for task in tasks for name in task.missing_inputs})
             what = f"input {', '.join(inputs)}" if inputs else "the correction"
-            found.append(f"{what} of {names[segment]}/{partition}")
+            found.append(f"{what} of {names[partition.segment]}/{partition.index}")
     more = " ..." if len(found) > _SHOWN_PARTITIONS else ""
     return ", ".join(found[:_SHOWN_PARTITIONS]) + more
 
@@ -373,7 +367,7 @@ def coordinator_without_node(context: ReconcileContext) -> str:
 
 
 def _is_needed(state: SlotState, needed: Container[Partition]) -> bool:
-    return (state.slot.segment, state.slot.partition) in needed
+    return partition_of(state.slot) in needed
 
 
 def _reason(context: ReconcileContext, state: SlotState) -> str:

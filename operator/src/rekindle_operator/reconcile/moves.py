@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from rekindle.topology.model import Partition, partition_of
 from rekindle_operator.reconcile.context import ReconcileContext, draining_nodes
 from rekindle_operator.reconcile.health import (
-    Partition,
     ReplicaState,
     may_replace,
     replica_state,
@@ -158,7 +158,7 @@ def _choose(
     if (old.loss is None) is not (new.loss is None):
         return (old, new) if old.loss is None else (new, old)
     if _leaves(old, leaving) and _has_no_node(context, new):
-        others = partners.get((old.slot.segment, old.slot.partition), ())
+        others = partners.get(partition_of(old.slot), ())
         others = [s for s in others if s.slot.replica_index != old.slot.replica_index]
         old_goes = gates_may_open and any(may_replace(context, s, old.pod) for s in others)
     elif _leaves(old, leaving) is _leaves(new, leaving):
@@ -211,5 +211,5 @@ def _on_staying_nodes(
     for numbered in replicas:
         for state in numbered:
             if state.phase is SlotPhase.BOUND and not _leaves(state, leaving):
-                found[state.slot.segment, state.slot.partition].append(state)
+                found[partition_of(state.slot)].append(state)
     return found

@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
+from rekindle.topology.model import Partition, partition_of
 from rekindle_operator.reconcile.context import ReconcileContext
-from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
+from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.slots import MAX_FAILED_CREATES, SlotState
 from rekindle_operator.recovery.losses import Loss
 
@@ -26,11 +27,9 @@ def keep_partners(context: ReconcileContext, states: Sequence[SlotState]) -> tup
     """The states, without the losses by choice of replicas that have to stay for now."""
     partitions: dict[Partition, list[SlotState]] = defaultdict(list)
     for state in states:
-        partitions[state.slot.segment, state.slot.partition].append(state)
+        partitions[partition_of(state.slot)].append(state)
     return tuple(
-        replace(s, loss=None)
-        if _must_stay(context, s, partitions[s.slot.segment, s.slot.partition])
-        else s
+        replace(s, loss=None) if _must_stay(context, s, partitions[partition_of(s.slot)]) else s
         for s in states
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rekindle import names
+from rekindle.topology.model import partition_of
 from rekindle_operator.cluster.model import IncarnationRef, PodView, Snapshot
 from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
 from rekindle_operator.reconcile.context import ReconcileContext
@@ -123,13 +124,13 @@ def surplus_replicas(context: ReconcileContext, states: Iterable[SlotState]) -> 
     not lost. They serve until a replica that stays is live, since only they may have the state."""
     pass_inputs = context.pass_inputs
     current = {s.slot for s in states}
-    partitions = {(slot.segment, slot.partition) for slot in current}
+    partitions = {partition_of(slot) for slot in current}
     return tuple(
         p
         for p in task_pods(context)
         if p.slot is not None
         and p.slot not in current
-        and (p.slot.segment, p.slot.partition) in partitions
+        and partition_of(p.slot) in partitions
         and (p.node is not None and not p.ended)
         and loss_of_pod(
             p, pass_inputs.losses, pass_inputs.snapshot, pass_inputs.now, pass_inputs.timing

@@ -17,13 +17,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
+from rekindle.topology.model import Partition, partition_of
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.context import (
     ReconcileContext,
     coordinator_pods,
     draining_nodes,
 )
-from rekindle_operator.reconcile.health import Partition, ReplicaState, replica_state
+from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.owned import has_other_token
 from rekindle_operator.reconcile.partners import waits
 from rekindle_operator.reconcile.phases import SlotPhase
@@ -76,7 +77,7 @@ def _choice(
         return None, ()
     partitions: dict[Partition, list[SlotState]] = defaultdict(list)
     for state in states:
-        partitions[state.slot.segment, state.slot.partition].append(state)
+        partitions[partition_of(state.slot)].append(state)
     missing = [
         s for s in states if not _is_live(context, s) if not s.is_successor or s.holds_capacity
     ]
@@ -84,11 +85,11 @@ def _choice(
         s
         for s in missing
         if _was_replaced_by_choice(s)
-        if not _has_given_its_place(context, s, partitions[s.slot.segment, s.slot.partition])
+        if not _has_given_its_place(context, s, partitions[partition_of(s.slot)])
     ]
     waits_for: dict[str, None] = {}
     for state in rolled:
-        partition = partitions[state.slot.segment, state.slot.partition]
+        partition = partitions[partition_of(state.slot)]
         if state.pod is not None and has_other_token(context, state.pod):
             waited = replaced or _missing_partners(context, state, partition)
         else:

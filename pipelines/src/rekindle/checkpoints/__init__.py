@@ -1,6 +1,6 @@
 """Global checkpoints: the store, the states of partitions in it, and the manifests over them."""
 
-from rekindle.checkpoints.manifest import Entry, EntryRef, Manifest
+from rekindle.checkpoints.manifest import Entry, Manifest
 from rekindle.checkpoints.manifests import ManifestStore
 from rekindle.checkpoints.state import StateStore, merge_entries
 from rekindle.checkpoints.store import Store
@@ -8,7 +8,6 @@ from rekindle.errors import ObjectMissing
 
 __all__ = [
     "Entry",
-    "EntryRef",
     "Manifest",
     "ManifestStore",
     "ObjectMissing",

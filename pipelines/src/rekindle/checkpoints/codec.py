@@ -26,8 +26,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from rekindle.checkpoints.manifest import Entry, EntryRef, Gap, Manifest, QueryStart
+from rekindle.checkpoints.manifest import (
+    Entry,
+    Gap,
+    Manifest,
+    QueryStart,
+)
 from rekindle.objects import to_json
+from rekindle.protocol import EntryRef, TaskRef
+from rekindle.topology.model import Slot, partition_of
 
 FORMAT = 3
 """Of manifests and entries. Incremented when older releases would misread them, but not for an
@@ -37,6 +44,9 @@ operator's runs are."""
 OLDEST_FORMAT = 1
 CHECKSUM_FORMAT = 3
 """Since this format, entries have a checksum, and manifests may."""
+
+LENT = "lent/"
+"""Begin of the names of what a task lends (`checkpoints.lent`). Nothing in the store has it."""
 
 T = TypeVar("T")
 
@@ -67,25 +77,6 @@ class CheckpointName:
     def key(self) -> str:
         """The key in Manifest.entries."""
         return f"{self.segment}/{self.partition}"
-
-
-@dataclass(frozen=True, slots=True)
-class SpilledLogName:
-    """The parts of the name of a spilled file of an output log."""
-
-    segment: str
-    partition: int
-    replica: int
-    incarnation: int
-
-    @property
-    def key(self) -> str:
-        """The key in Manifest.entries."""
-        return f"{self.segment}/{self.partition}"
-
-    @property
-    def prefix(self) -> str:
-        return f"logs/{self.key}/{self.replica}-{self.incarnation}/"
 
 
 def manifest_name(seq: int) -> str:
@@ -125,12 +116,18 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def parse_log_name(name: str) -> SpilledLogName | None:
+def log_prefix(task: TaskRef) -> str:
+    """Begin of the names of spilled files of its output log."""
+    return f"logs/{partition_of(task.slot).key}/{task.replica}-{task.incarnation}/"
+
+
+def parse_log_name(name: str) -> TaskRef | None:
+    """The task whose log a spilled file is of."""
     match = _LOG.fullmatch(name)
     if match is None:
         return None
     partition, replica, incarnation = map(int, match.group("partition", "replica", "incarnation"))
-    return SpilledLogName(match["segment"], partition, replica, incarnation)
+    return TaskRef.of(Slot(match["segment"], partition, replica), incarnation)
 
 
 def _checkpoint_name(match: re.Match[str] | None) -> CheckpointName | None:

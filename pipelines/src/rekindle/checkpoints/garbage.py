@@ -17,6 +17,7 @@ from rekindle.checkpoints.codec import (
 )
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.objects import ObjectInfo
+from rekindle.topology.model import Slot, partition_of
 
 
 def find_garbage(
@@ -43,11 +44,10 @@ def find_garbage(
     newest = max(manifests, key=lambda m: m.seq)
     committed = _committed_epochs(newest)
     logs = {o.name: log for o in objects if (log := parse_log_name(o.name)) is not None}
-    newest_spilled_incarnation: dict[tuple[str, int], int] = {}
+    newest_spilled_incarnation: dict[Slot, int] = {}
     for log in logs.values():
-        slot = (log.key, log.replica)
-        newest_spilled_incarnation[slot] = max(
-            log.incarnation, newest_spilled_incarnation.get(slot, 0)
+        newest_spilled_incarnation[log.slot] = max(
+            log.incarnation, newest_spilled_incarnation.get(log.slot, 0)
         )
 
     def is_garbage(info: ObjectInfo) -> bool:
@@ -57,8 +57,8 @@ def find_garbage(
         if seq is not None:
             return seq < lowest_seq
         if log := logs.get(info.name):
-            old = log.incarnation < newest_spilled_incarnation[log.key, log.replica]
-            return old or log.key not in newest.entries
+            old = log.incarnation < newest_spilled_incarnation[log.slot]
+            return old or partition_of(log.slot).key not in newest.entries
         parsed = parse_entry_name(info.name) or parse_state_name(info.name)
         if parsed is None:
             return False

@@ -17,17 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-
-@dataclass(frozen=True, slots=True)
-class EntryRef:
-    """One partition's restore point: state after `epoch`. `object` is None for empty state.
-    `digest`: of the state, however it is laid out, so that replicas can be compared by it.
-    `bytes`: what this save wrote; not runs that older checkpoints had stored already."""
-
-    epoch: int
-    object: str | None
-    digest: str
-    bytes: int = 0
+from rekindle.protocol import EntryRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import pyarrow as pa
@@ -28,10 +28,10 @@ from rekindle.checkpoints.codec import (
     parse_entry_name,
 )
 from rekindle.checkpoints.fetching import PARALLEL, PARALLEL_BYTES, Fetch
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.run_objects import RunObjects
-from rekindle.checkpoints.store import Store, UnreadableObject
-from rekindle.engine.model import State
+from rekindle.checkpoints.store import StateObjects, UnreadableObject
+from rekindle.engine.model import State, operator_of
 from rekindle.engine.state import layout
 from rekindle.engine.state.operator import END_OF_PANES, OperatorState
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, prioritize
@@ -40,6 +40,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.version import STATE_FORMAT, engine_version
 from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
+from rekindle.protocol import EntryRef
 
 OBJECT_BYTES = 8 << 20
 """Size of an object's runs in memory; PARALLEL of them are in memory at a time."""
@@ -49,7 +50,8 @@ again."""
 MAX_REMEMBERED_ENTRIES = 64
 """Entries whose objects can be referred to."""
 
-_Place = tuple[str, int]
+T = TypeVar("T")
+Place = tuple[str, int]
 """Where a run is: the name of an object, and the number of the batch in it. (A `layout.Place` has
 the object's number instead of its name.)"""
 
@@ -70,7 +72,7 @@ class StateStore:
 
     def __init__(
         self,
-        store: Store,
+        store: StateObjects,
         uid: str,
         files: RunFiles | None = None,
         fetch_bytes: int = PARALLEL_BYTES,
@@ -103,25 +105,11 @@ class StateStore:
         the call may be repeated."""
         checkpoint = CheckpointName(segment_id, partition, epoch, "")
         places, written = self._upload(checkpoint, state, previous)
-        names: dict[str, tuple[str, ...]] = {}
-        layouts: dict[str, Mapping[str, Any]] = {}
-        for operator, operator_state in sorted(state.operators.items()):
-            if not operator_state.is_new:
-                names[operator], layouts[operator] = self._describe(operator_state, places)
-        self._remember(epoch, names)
-        self._forget_before(previous.epoch if previous is not None else -1)
-        entry = Entry(
-            segment_id,
-            partition,
-            epoch,
-            watermark,
-            tuple(operator_ids),
-            names,
-            chained_digest,
-            engine_version(),
-            STATE_FORMAT,
-            layouts,
+        entry = describe(
+            checkpoint, watermark, operator_ids, state, places, self._object_facts, chained_digest
         )
+        self._remember(epoch, entry.objects)
+        self._forget_before(previous.epoch if previous is not None else -1)
         digest = entry_digest(entry)
         name = entry_name(segment_id, partition, epoch, digest, uuid.uuid4().hex[:12])
         data = encode_entry(entry, self._uid)
@@ -235,42 +223,30 @@ class StateStore:
 
     def _upload(
         self, checkpoint: CheckpointName, state: State, previous: Entry | None
-    ) -> tuple[dict[RunId, _Place], int]:
+    ) -> tuple[dict[RunId, Place], int]:
         """Write the runs that are not in objects of `previous`. Returns the places of all runs, and
         the number of bytes written."""
-        places: dict[RunId, _Place] = {}
-        packs: list[tuple[str, list[Run]]] = []
-        for operator, operator_state in sorted(state.operators.items()):
-            reusable = self._reusable_runs(
-                operator_state, previous.objects.get(operator, ()) if previous else ()
-            )
-            size = OBJECT_BYTES
-            for run in operator_state.runs():
-                if run.id in reusable:
-                    places[run.id] = reusable[run.id]
-                    continue
-                if size >= OBJECT_BYTES or packs[-1][1][0].schema != run.schema:
-                    packs.append((operator, []))
-                    size = 0
-                packs[-1][1].append(run)
-                size += run.nbytes
+        places: dict[RunId, Place] = {}
+        for operator, operator_state in state.operators.items():
+            saved = previous.objects.get(operator, ()) if previous else ()
+            places |= self._reusable_runs(operator_state, saved)
+        packs = packed(state, places)
         prioritize(run for _, runs in packs for run in runs)
         with ThreadPoolExecutor(PARALLEL) as pool:
             done = list(pool.map(lambda p: self._objects.write(checkpoint, *p), packs))
         for (_, runs), (name, _) in zip(packs, done, strict=True):
-            rows, nbytes = (sum(run.rows for run in runs), sum(run.nbytes for run in runs))
-            self._object_facts[name] = layout.ObjectFacts(rows, nbytes, runs[0].schema)
+            self._object_facts[name] = facts_of(runs)
             self._record_places(name, dict(enumerate(runs)))
             places.update((run.id, (name, batch)) for batch, run in enumerate(runs))
         return places, sum(size for _, size in done)
 
     def _reusable_runs(
         self, operator_state: OperatorState, previous: Sequence[str]
-    ) -> dict[RunId, _Place]:
+    ) -> dict[RunId, Place]:
         """Runs in these objects that may be referred to: enough rows of the object are in runs that
         the state still has."""
         names = frozenset(previous)
-        found: dict[RunId, _Place] = {}
+        found: dict[RunId, Place] = {}
         live: dict[str, int] = {}  # rows by object
         for run in operator_state.runs():
             places = self._places.get(run.id, {})
@@ -283,21 +259,6 @@ class StateStore:
             if rows >= LIVE_SHARE * self._object_facts[name].rows
         }
         return {run: place for run, place in found.items() if place[0] in kept}
-
-    def _describe(
-        self, operator_state: OperatorState, places: Mapping[RunId, _Place]
-    ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """The objects that have the runs of a state, and its layout."""
-        names = list(dict.fromkeys(places[run.id][0] for run in operator_state.runs()))
-        numbers = {name: number for number, name in enumerate(names)}
-
-        def place(run: Run) -> layout.Place:
-            name, batch = places[run.id]
-            return numbers[name], batch
-
-        return tuple(names), layout.encode(
-            operator_state, place, [self._object_facts[name] for name in names]
-        )
 
     def _record_places(self, name: str, runs: Mapping[int, Run]) -> None:
         for batch, run in runs.items():
@@ -327,6 +288,66 @@ class StateStore:
         return f"{self._uid}/{name}"
 
 
+def packed(state: State, places: Collection[RunId] = ()) -> list[tuple[str, list[Run]]]:
+    """The runs that each object gets, with its operator; without those that have a place."""
+    packs: list[tuple[str, list[Run]]] = []
+    for operator, operator_state in sorted(state.operators.items()):
+        size = OBJECT_BYTES
+        for run in operator_state.runs():
+            if run.id in places:
+                continue
+            if size >= OBJECT_BYTES or packs[-1][1][0].schema != run.schema:
+                packs.append((operator, []))
+                size = 0
+            packs[-1][1].append(run)
+            size += run.nbytes
+    return packs
+
+
+def facts_of(runs: Sequence[Run]) -> layout.ObjectFacts:
+    """Of the object with these runs."""
+    rows, nbytes = (sum(run.rows for run in runs), sum(run.nbytes for run in runs))
+    return layout.ObjectFacts(rows, nbytes, runs[0].schema)
+
+
+def describe(
+    at: CheckpointName,
+    watermark: int,
+    operator_ids: Iterable[str],
+    state: State,
+    places: Mapping[RunId, Place],
+    facts: Mapping[str, layout.ObjectFacts],
+    chained_digest: str,
+) -> Entry:
+    """The entry of a state after an epoch. `facts`: of the objects with its runs, by name."""
+    objects: dict[str, tuple[str, ...]] = {}
+    layouts: dict[str, Mapping[str, Any]] = {}
+    for operator, operator_state in sorted(state.operators.items()):
+        if operator_state.is_new:
+            continue
+        names = list(dict.fromkeys(places[run.id][0] for run in operator_state.runs()))
+        numbers = {name: number for number, name in enumerate(names)}
+
+        def place(run: Run, numbers: Mapping[str, int] = numbers) -> layout.Place:
+            name, batch = places[run.id]
+            return numbers[name], batch
+
+        objects[operator] = tuple(names)
+        layouts[operator] = layout.encode(operator_state, place, [facts[name] for name in names])
+    return Entry(
+        at.segment,
+        at.partition,
+        at.epoch,
+        watermark,
+        tuple(operator_ids),
+        objects,
+        chained_digest,
+        engine_version(),
+        STATE_FORMAT,
+        layouts,
+    )
+
+
 def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entry | None:
     """Builds the entry of these operators from entries of other segments.
 
@@ -351,11 +372,21 @@ def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entr
         epoch=sources[0].epoch,
         watermark=min(e.watermark for e in sources),
         operators=tuple(found),
-        objects={o: e.objects[o] for o, e in zip(found, sources, strict=True) if o in e.objects},
+        objects=_of_tables({o: by_operator[o].objects for o in found}),
         engine=", ".join(sorted({e.engine for e in sources})),
         state_format=formats.pop(),
-        layouts={o: e.layouts[o] for o, e in zip(found, sources, strict=True) if o in e.layouts},
+        layouts=_of_tables({o: by_operator[o].layouts for o in found}),
     )
+
+
+def _of_tables(by_operator: Mapping[str, Mapping[str, T]]) -> dict[str, T]:
+    """What entries have of the tables of operators; by operator, that of its entry."""
+    return {
+        table: found
+        for operator, of_entry in by_operator.items()
+        for table, found in of_entry.items()
+        if operator_of(table) == operator
+    }
 
 
 def entry_digest(entry: Entry) -> str:

@@ -13,7 +13,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from rekindle.errors import ObjectMissing, StoreError
 from rekindle.objects import LocalObjects, ObjectInfo, Objects, Retry, open_objects, to_json
@@ -25,6 +25,21 @@ MARKER = "_rekindle_store.json"
 
 class UnreadableObject(StoreError):
     """An object is damaged, or of another version's format."""
+
+
+class StateObjects(Protocol):
+    """Where entries and state objects are. `url`: for messages."""
+
+    url: str
+
+    def put(self, name: str, data: bytes) -> bool: ...
+    def get(self, name: str) -> bytes:
+        """Raises ObjectMissing, StoreError."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """As `get`, but ObjectMissing is certain."""
+        ...
 
 
 class Store:

@@ -34,11 +34,6 @@ class ChannelState:
         """Whether the upstream has tentative epochs that are not corrected yet."""
         return self.tentative > self.stable
 
-    def stable_received(self, epoch: int, live: bool) -> None:
-        self.stable = max(self.stable, epoch)
-        if not live:
-            self.received = max(self.received, epoch)
-
     def tentative_received(self, epoch: int) -> None:
         self.tentative = max(self.tentative, epoch)
 

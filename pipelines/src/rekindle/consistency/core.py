@@ -15,10 +15,12 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.5.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from rekindle.consistency.deadlines import Deadlines
-from rekindle.consistency.inputs import Inputs
+from rekindle.consistency.inputs import ReceivedInputs
 from rekindle.consistency.messages import (
     AnswerPartner,
     ConsistencyEffect,
@@ -35,16 +37,9 @@ from rekindle.consistency.messages import (
     RequestPostponement,
 )
 from rekindle.consistency.partners import Partners, Permission
-from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
-from rekindle.streams.epochs import BatchKind, EpochBatch
+from rekindle.consistency.states import ConsistencyState, consistency_machine
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
-
-_ARRIVED = {
-    BatchKind.STABLE: ConsistencyEvent.STABLE_ARRIVED,
-    BatchKind.TENTATIVE: ConsistencyEvent.TENTATIVE_ARRIVED,
-    BatchKind.UNDO: ConsistencyEvent.UNDO_ARRIVED,
-    BatchKind.RECONCILIATION_DONE: ConsistencyEvent.RECONCILIATION_DONE_ARRIVED,
-}
 
 
 @dataclass(slots=True)
@@ -58,8 +53,10 @@ class Fork:
 
 @dataclass(frozen=True, slots=True)
 class StableCall:
+    """`through`: the newest epoch in it, once it has taken them."""
+
     began_at: float
-    through: int
+    through: int = NO_EPOCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +76,8 @@ class ConsistencyCore:
         self.machine = consistency_machine()
         self.stable_epoch = next_epoch - 1
         self._settings = settings
-        self._inputs = Inputs(settings, next_epoch, watermark)
+        self._may_be_tentative = settings.max_delay_s is not None
+        self._inputs = ReceivedInputs(settings, next_epoch, watermark)
         self._deadlines = Deadlines(settings.delay_fraction, settings.max_delay_s, next_epoch)
         self._partners = Partners(settings.replica, settings.has_partner, settings.lease_s)
         self._watermark = watermark  # after `stable_epoch`
@@ -103,6 +101,11 @@ class ConsistencyCore:
     @property
     def channels(self) -> tuple[Channel, ...]:
         return tuple(self._inputs.channels)
+
+    @property
+    def next_epoch(self) -> int:
+        """The first epoch that is not complete."""
+        return self._inputs.next_epoch
 
     @property
     def tentative_epoch(self) -> int | None:
@@ -148,7 +151,10 @@ class ConsistencyCore:
         corrected. `live`: from the subscription that `ReadLive` began, which delivers all kinds in
         the upstream's order. The other one delivers stable epochs in order, without gaps, and
         REC_DONE."""
-        self.machine.step(_ARRIVED[batch.kind])
+        if not self._may_be_tentative:  # then there is one state, and no epoch has a deadline
+            self._inputs.receive_stable(channel, batch)
+            return self._process_stable(now)
+        self.machine.step("batch_received")
         if self._inputs.receive(channel, batch, live):
             self._progress_at = now
         if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
@@ -162,18 +168,20 @@ class ConsistencyCore:
     ) -> list[ConsistencyEffect]:
         """The newest stable and the newest tentative epoch that the channel's upstream can
         deliver."""
-        self.machine.step(ConsistencyEvent.UPSTREAM_REPORTED)
+        self.machine.step("upstream_reported")
         self._inputs.channels[channel].reported(stable, tentative)
         return self._decide(now)
 
     def stable_processed(self, through: int, now: float) -> list[ConsistencyEffect]:
         """The stable epochs through this one are in the log."""
-        self.machine.step(ConsistencyEvent.STABLE_PROCESSED)
+        self.machine.step("stable_processed")
         call, self._call = self._call, None
         if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
             raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
         self._watermark = self._inputs.processed(through)
         self.stable_epoch = through
+        if not self._may_be_tentative:
+            return self._process_stable(now)
         self._progress_at = now
         self._inputs.live.advance(self._live_epoch())
         took_s = now - call.began_at
@@ -185,7 +193,7 @@ class ConsistencyCore:
 
     def tentative_processed(self, attempt: int, epoch: int, now: float) -> list[ConsistencyEffect]:
         """The tentative epoch is in the branch of its attempt."""
-        self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
+        self.machine.step("tentative_processed")
         call, self._call = self._call, None
         if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
             raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
@@ -200,36 +208,36 @@ class ConsistencyCore:
         now."""
         is_stabilizing = self.state is ConsistencyState.STABILIZATION and not self._caught_up()
         promised = self._partners.requested(replica, lease_s, is_stabilizing, now)
-        self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
+        self.machine.step("postponement_requested")
         return [AnswerPartner(promised, lease_s), *self._decide(now)]
 
     def promise_ended(self, now: float) -> list[ConsistencyEffect]:
         """The partner no longer needs what was promised."""
-        self.machine.step(ConsistencyEvent.PROMISE_ENDED)
+        self.machine.step("promise_ended")
         self._partners.promise_ended()
         return self._decide(now)
 
     def partner_promised(self, lease_s: float, now: float) -> list[ConsistencyEffect]:
         """The partner serves for `lease_s` from when it was asked."""
-        self.machine.step(ConsistencyEvent.PARTNER_PROMISED)
+        self.machine.step("partner_promised")
         self._partners.promised(lease_s)
         return self._decide(now)
 
     def partner_refused(self, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(ConsistencyEvent.PARTNER_REFUSED)
+        self.machine.step("partner_refused")
         self._partners.refused(now)
         return self._decide(now)
 
     def partner_changed(self, present: bool, now: float) -> list[ConsistencyEffect]:
         """Whether there is a partner that serves readers."""
-        self.machine.step(ConsistencyEvent.PARTNER_CHANGED)
+        self.machine.step("partner_changed")
         self._partners.changed(present)
         return self._decide(now)
 
     def max_delay_changed(self, max_delay_s: float | None, now: float) -> list[ConsistencyEffect]:
-        """The spec was edited, or the task begins or ends catching up, during which it is
-        infinite."""
-        self.machine.step(ConsistencyEvent.MAX_DELAY_CHANGED)
+        """The task begins or ends catching up, during which it is infinite. Ignored if that of the
+        settings is."""
+        self.machine.step("max_delay_changed")
         self._deadlines.max_delay_s = max_delay_s
         return self._decide(now)
 
@@ -240,6 +248,8 @@ class ConsistencyCore:
     def _decide(self, now: float) -> list[ConsistencyEffect]:
         """What follows from anything that happened."""
         self._now = now
+        if not self._may_be_tentative:
+            return self._process_stable(now)
         effects: list[ConsistencyEffect] = []
         self._note_waiting(now)
         match self.state:
@@ -283,7 +293,7 @@ class ConsistencyCore:
         return max(last, self.stable_epoch + 1)
 
     def _stabilize(self, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(ConsistencyEvent.STABILIZATION_BEGUN)
+        self.machine.step("stabilize")
         self._progress_at = now
         self._lead_s = 0.0
         self._corrected_through = self._inputs.corrected_through(
@@ -308,7 +318,7 @@ class ConsistencyCore:
         if self._call is not None:
             return effects
         if self._is_reconciled(now):
-            return [*effects, *self._end(ConsistencyEvent.RECONCILED, now)]
+            return [*effects, *self._reconcile(now)]
         if self._inputs.has_ready:
             return effects
         if self._is_interrupted() or now >= self._stalled_at():
@@ -344,12 +354,15 @@ class ConsistencyCore:
         return since + self._deadlines.wait_s
 
     def _fail_again(self, now: float) -> list[ConsistencyEffect]:
-        effects = self._end(ConsistencyEvent.INPUT_FAILED_AGAIN, now)
+        self.machine.step("fail_again")
         self._inputs.forget_reported()  # what upstreams had, but did not deliver
-        return effects
+        return self._end(now)
 
-    def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(event)
+    def _reconcile(self, now: float) -> list[ConsistencyEffect]:
+        self.machine.step("reconcile")
+        return self._end(now)
+
+    def _end(self, now: float) -> list[ConsistencyEffect]:
         self._corrected_through = None
         return [EmitReconciliationDone(self.stable_epoch), *self._end_postponement(now)]
 
@@ -386,17 +399,30 @@ class ConsistencyCore:
         return self._fork is None or self._lead_s < 0 or late
 
     def _process_stable(self, now: float) -> list[ConsistencyEffect]:
-        if self.state is ConsistencyState.UP_FAILURE or not self._inputs.has_ready:
+        if (
+            self._call is not None
+            or not self._inputs.has_ready
+            or self.state is ConsistencyState.UP_FAILURE
+        ):
             return []
-        epochs = self._inputs.ready(self._settings.max_call_epochs)
-        self._call = StableCall(now, epochs[-1].epoch)
-        return [ProcessStable(epochs)]
+        self._call = StableCall(now)
+        return [ProcessStable()]
+
+    def take_stable(
+        self, take: Callable[[deque[EpochInput]], list[EpochInput]]
+    ) -> list[EpochInput]:
+        """The epochs of the stable call that begins, at least one. `take` removes them from the
+        complete ones; those of them that are not processed then are taken again."""
+        assert isinstance(self._call, StableCall), "ProcessStable begins a stable call"
+        taken = self._inputs.take(take)
+        self._call = replace(self._call, through=taken[-1].epoch)
+        return taken
 
     def _process_tentative(self, now: float) -> list[ConsistencyEffect]:
         assert self._due is not None
         if self.state is ConsistencyState.STABLE:
             self._inputs.forget_reported()
-        self.machine.step(ConsistencyEvent.TENTATIVE_DUE)
+        self.machine.step("process_tentative")
         (epoch, due), self._due = self._due, None
         effects: list[ConsistencyEffect] = []
         fork = self._fork

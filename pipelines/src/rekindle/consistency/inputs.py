@@ -11,6 +11,7 @@ Paper: DPC (Balazinska et al. 2005), sections 3.2 to 3.4.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from rekindle.consistency.channels import ChannelState
 from rekindle.consistency.live_union import LiveUnion
@@ -25,14 +26,16 @@ from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel, SUnion
 
 
-class Inputs:
-    """`channels`: in merge order; `live`: the epochs of the tentative branch."""
+class ReceivedInputs:
+    """`channels`: in merge order; `live`: the epochs of the tentative branch, none if `maxDelay` is
+    infinite."""
 
     def __init__(self, settings: ConsistencySettings, next_epoch: int, watermark: int) -> None:
         self._settings = settings
         self._union = SUnion(settings.inputs, next_epoch, watermark, settings.read_ahead_bytes)
         self._ready: deque[EpochInput] = deque()
         self._ready_bytes = 0
+        self._taken: deque[EpochInput] = deque()  # complete epochs in a call
         self.live = LiveUnion(settings.inputs, settings.schemas, next_epoch)
         self.channels = {
             c: ChannelState(received=next_epoch - 1, stable=next_epoch - 1)
@@ -53,9 +56,6 @@ class Inputs:
     def has_ready(self) -> bool:
         """Whether complete epochs wait for the stable branch."""
         return bool(self._ready)
-
-    def ready(self, at_most: int) -> tuple[EpochInput, ...]:
-        return tuple(self._ready)[:at_most]
 
     def missing(self) -> tuple[Channel, ...]:
         """The channels that `next_epoch` waits for."""
@@ -81,14 +81,13 @@ class Inputs:
     # -- received and processed epochs -----------------------------------------------------------
 
     def receive(self, channel: Channel, batch: EpochBatch, live: bool) -> bool:
-        """Returns whether it is a stable batch of the next epoch. Raises InvalidInput if a stable
-        epoch was left out, DifferentResults."""
+        """Returns whether it is a stable batch of the next epoch. Raises as `receive_stable`."""
         state, progress = self.channels[channel], False
         match batch.kind:
             case BatchKind.STABLE:
                 if not live:
-                    progress = self._receive_stable(channel, batch)
-                state.stable_received(batch.epoch, live)
+                    progress = self.receive_stable(channel, batch)
+                state.stable = max(state.stable, batch.epoch)
             case BatchKind.TENTATIVE:
                 state.tentative_received(batch.epoch)
             case BatchKind.UNDO:
@@ -103,26 +102,38 @@ class Inputs:
         self.live.add(channel, batch)
         return progress
 
-    def _receive_stable(self, channel: Channel, batch: EpochBatch) -> bool:
-        received = self.channels[channel].received
-        if batch.epoch > received + 1:
+    def receive_stable(self, channel: Channel, batch: EpochBatch) -> bool:
+        """A batch of a stable subscription; returns whether it is one of the next epoch. Raises
+        InvalidInput if an epoch was left out, DifferentResults, TentativeRefused."""
+        state = self.channels[channel]
+        if batch.epoch > state.received + 1:
             raise InvalidInput(
                 f"stable epoch {batch.epoch} of stream {batch.stream}/{batch.partition} follows "
-                f"{received}: epochs between them are missing"
+                f"{state.received}: epochs between them are missing"
             )
-        progress = batch.epoch == self.next_epoch
+        progress = batch.epoch == self._union.next_epoch
         for complete in self._union.add(channel, batch):
             self._ready.append(complete)
             self._ready_bytes += complete.memory_bytes
+        state.received = max(state.received, batch.epoch)
         return progress
 
+    def take(self, take: Callable[[deque[EpochInput]], list[EpochInput]]) -> list[EpochInput]:
+        """The complete epochs of a call. `take` removes them from those that wait."""
+        taken = take(self._ready)
+        self._taken.extend(taken)
+        self._ready_bytes -= sum(epoch.memory_bytes for epoch in taken)
+        return taken
+
     def processed(self, through: int) -> int:
-        """Drop the complete epochs through this one; returns the watermark after it."""
-        while True:
-            epoch = self._ready.popleft()
-            self._ready_bytes -= epoch.memory_bytes
-            if epoch.epoch == through:
-                return epoch.watermark
+        """Drop the epochs through this one; returns the watermark after it. Those that were taken
+        after it wait again."""
+        while (epoch := self._taken.popleft()).epoch < through:
+            pass
+        self._ready_bytes += sum(later.memory_bytes for later in self._taken)
+        while self._taken:
+            self._ready.appendleft(self._taken.pop())
+        return epoch.watermark
 
     def forget_reported(self) -> None:
         """Of the channels that are missing, forget the epochs that their upstreams have reported:

@@ -28,14 +28,16 @@ class Policy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class ConsistencySettings:
     """`inputs`: the partitions read, for each input; `blocking_inputs`: indices of inputs without
-    which no epoch is processed (a join with `whenMissing: Block`); `max_delay_s`: None if infinite.
+    which no epoch is processed (a join with `whenMissing: Block`); `max_delay_s`: None if infinite:
+    then no result is ever tentative, and `schemas` (of each input) are not needed.
 
     What is buffered is bounded in bytes of memory (`read_ahead_bytes`, as for `SUnion`, and the
-    same again in complete epochs and for the tentative branch) and in epochs of each channel.
+    same again in complete epochs, and for the tentative branch if there may be one) and in epochs
+    of each channel.
     """
 
     inputs: Sequence[Sequence[int]]
-    schemas: Sequence[pa.Schema]
+    schemas: Sequence[pa.Schema] = ()
     blocking_inputs: frozenset[int] = frozenset()
     max_delay_s: float | None = None
     delay_fraction: float = 0.9
@@ -59,10 +61,8 @@ class ConsistencySettings:
 
 @dataclass(frozen=True, slots=True)
 class ProcessStable:
-    """Process these complete epochs, from the first on as many as fit into one call, on the stable
+    """Take as many complete epochs as fit into one call (`take_stable`), process them on the stable
     branch, and append the output to the log."""
-
-    epochs: Sequence[EpochInput]
 
 
 @dataclass(frozen=True, slots=True)

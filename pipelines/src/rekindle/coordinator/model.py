@@ -1,4 +1,4 @@
-"""Types that the coordinator's packages share: partitions, pods, effects. Pure."""
+"""Types that the coordinator's packages share: pods, generations, effects. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.protocol import RestorePoint
 from rekindle.report import Report
-from rekindle.topology.model import Slot, Topology
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Partition:
-    """One partition of a segment, any replica."""
-
-    segment: str
-    index: int
-
-    @property
-    def key(self) -> str:
-        """Its key in a manifest."""
-        return f"{self.segment}/{self.index}"
-
-
-def partition_of(slot: Slot) -> Partition:
-    return Partition(slot.segment, slot.partition)
+from rekindle.topology.model import Partition, Slot, Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +117,12 @@ class StepDown:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportMovementPhase:
-    """Write to the process's log that the state movement to a newcomer has a new phase, and why."""
+class ReportRestorePoint:
+    """Write to the process's log from where a task is restored."""
 
     slot: Slot
     incarnation: int
-    phase: str
-    reason: str = ""
+    point: RestorePoint
 
 
 Effect = (
@@ -148,6 +131,6 @@ Effect = (
     | CollectGarbage
     | ApplyStatus
     | PollNow
-    | ReportMovementPhase
+    | ReportRestorePoint
     | StepDown
 )

@@ -19,10 +19,20 @@ from rekindle.engine.state.operator import OperatorState
 from rekindle.streams.epochs import EpochInput
 
 
+def table_id(operator: str, name: str) -> str:
+    """The name of a table in a chain's state, in checkpoints and between replicas. `operator`: its
+    id, which has no dot."""
+    return f"{operator}.{name}" if name else operator
+
+
+def operator_of(table: str) -> str:
+    """The id of the operator that has this table."""
+    return table.partition(".")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class State:
-    """State of all operators of a chain, by table (`engine.operators.base.table_id`): for an
-    operator with one table its operator id. Immutable: a copy is another reference,
+    """State of all operators of a chain, by `table_id`. Immutable: a copy is another reference,
     and a checkpoint saves only the runs that the last one did not have."""
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)

@@ -16,9 +16,6 @@ ENGINE = 6
 """Incremented when the same input and state may give other bits than in the previous release."""
 STATE_FORMAT = 3
 """Incremented when the meaning of a column of saved state changes, but not its name."""
-MOVEMENT_FORMAT = 1
-"""Incremented when state and log that a replica gives to its partner are encoded in another way, or
-their messages change."""
 
 _PARTS = {"spark": "pyspark", "arrow": "pyarrow", "tzdata": "tzdata"}
 

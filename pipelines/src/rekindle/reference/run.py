@@ -93,7 +93,7 @@ class SparkStarting:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """Reported after each call: `rows` read from the sources so far, in `seconds`."""
 
     epoch: int
@@ -102,7 +102,7 @@ class Progress:
     seconds: float
 
 
-RunEvent = SourcesOpened | SparkStarting | Progress
+RunEvent = SourcesOpened | SparkStarting | RunProgress
 OnRunEvent = Callable[[RunEvent], None]
 
 
@@ -172,9 +172,9 @@ def run_reference(
             for call in calls:
                 write(execution.run_call(call))
                 reported, rows = call.epochs[-1], rows + call.rows
-                on_event(Progress(reported, last, rows, time.monotonic() - started))
+                on_event(RunProgress(reported, last, rows, time.monotonic() - started))
         if reported < last:
-            on_event(Progress(last, last, rows, time.monotonic() - started))
+            on_event(RunProgress(last, last, rows, time.monotonic() - started))
         seconds = time.monotonic() - started
     urls = _output_urls(topology)
     return ReferenceResult(

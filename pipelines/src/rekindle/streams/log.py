@@ -89,15 +89,6 @@ class Result:
     watermark: int
 
 
-class LogPin:
-    """Who has it may read the log from `base` on until it is unpinned."""
-
-    __slots__ = ("base",)
-
-    def __init__(self, base: int) -> None:
-        self.base = base
-
-
 class OutputLog:
     """Consecutive epochs `base..last`. Thread-safe: one appender, many readers."""
 
@@ -134,7 +125,6 @@ class OutputLog:
         self._listeners: list[Callable[[], None]] = []
         self._floor = NO_EPOCH
         self._retain_bytes = 0
-        self._pins: set[LogPin] = set()
         self.damage: str | None = None
         """Damage that a read found; the log has to be reopened, and ends before it then."""
         self._fetched = FetchedFiles(fetched_bytes)
@@ -185,14 +175,11 @@ class OutputLog:
 
     def results(self, from_epoch: int) -> dict[int, Result]:
         """Digest and watermark of each epoch that it holds, from an epoch on. Raises LogCorrupt."""
-        return {epoch: result for epoch, result, _ in self.contents(max(self.base, from_epoch))}
-
-    def contents(self, from_epoch: int) -> list[tuple[int, Result, int]]:
-        """As `results`, as tuples with the bytes of each epoch's encoded rows."""
-        found: list[tuple[int, Result, int]] = []
-        while part := list(self._results(from_epoch)):
-            found += part
-            from_epoch = part[-1][0] + 1
+        from_epoch = max(self.base, from_epoch)
+        found: dict[int, Result] = {}
+        while part := dict(self._results(from_epoch)):
+            found |= part
+            from_epoch = max(part) + 1
         return found
 
     def wait_for(self, epoch: int, timeout_s: float) -> bool:
@@ -371,24 +358,11 @@ class OutputLog:
                     if error.errno not in _DISK_FULL or not self._drop_retained():
                         raise
 
-    def pin(self) -> LogPin:
-        """Keep all that the log holds now, whatever is truncated, until `unpin`."""
-        with self._writing, self._changed:
-            pin = LogPin(self._branch.base)
-            self._pins.add(pin)
-            return pin
-
-    def unpin(self, pin: LogPin) -> None:
-        """What was kept because of it is removed by the next `truncate`."""
-        with self._writing:
-            self._pins.discard(pin)
-
     def truncate(self, floor: int) -> None:
         """Epochs at or below `floor` are no longer needed: remove the files that have no other
-        epochs, unless they are pinned or retained."""
+        epochs, unless they are retained."""
         with self._writing:
             risen, self._floor = floor > self._floor, max(self._floor, floor)
-            floor = self._unpinned(floor)
             with self._changed:
                 gone = self._branch.drop_through(
                     retained_floor(self._branch.extents, floor, self._retain_bytes)
@@ -543,7 +517,7 @@ class OutputLog:
         if self.damage is not None:
             raise LogCorrupt(self.damage)
 
-    def _results(self, epoch: int) -> Iterator[tuple[int, Result, int]]:
+    def _results(self, epoch: int) -> Iterator[tuple[int, Result]]:
         """Results from an epoch on, of one file at most. Raises LogCorrupt; BelowFloor if no
         consumer needs what is damaged."""
         with self._changed:
@@ -554,9 +528,9 @@ class OutputLog:
         try:
             found = self._records(epoch) if outline is None else read_outline(outline)
             for record, changes in found:
-                first, size = max(epoch, record.epoch), 0 if record.empty else record.length
+                first = max(epoch, record.epoch)
                 for at, watermark in enumerate(records.watermarks(changes, record, first), first):
-                    yield at, Result(record.digest, watermark), size
+                    yield at, Result(record.digest, watermark)
                 epoch = max(epoch, record.next_epoch)
         except FileNotFoundError:  # truncated meanwhile
             return
@@ -572,7 +546,7 @@ class OutputLog:
 
     def _compare(self, batch: EpochBatch) -> None:
         try:
-            _, mine, _ = next(self._results(batch.epoch), (batch.epoch, None, 0))
+            _, mine = next(self._results(batch.epoch), (batch.epoch, None))
         except BelowFloor:  # damaged, and only retained
             return
         if mine is None:  # truncated
@@ -610,21 +584,17 @@ class OutputLog:
                 raise LogFull(
                     f"the output log of stream {self.stream}/{self.partition} has reached its "
                     f"budget of {self._budget} bytes, and consumers still need its epochs from "
-                    f"{self._unpinned(self._floor) + 1} on; raise logBudget or restart these "
+                    f"{self._floor + 1} on; raise logBudget or restart these "
                     f"consumers"
                 )
             self._spill_file(local[0], self._spill)
 
-    def _unpinned(self, floor: int) -> int:
-        return min([floor, *(pin.base - 1 for pin in self._pins)])
-
     def _drop_retained(self) -> bool:
         """Remove the oldest file if no consumer needs it; whether there was one."""
         with self._writing:
-            floor = self._unpinned(self._floor)
             with self._changed:
                 oldest = next(iter(self._branch.extents), None)
-                if oldest is None or oldest.spilled is not None or oldest.last > floor:
+                if oldest is None or oldest.spilled is not None or oldest.last > self._floor:
                     return False
                 gone = self._branch.drop_through(oldest.last)
                 self._notify()

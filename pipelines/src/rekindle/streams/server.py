@@ -23,9 +23,8 @@ from typing import Any, TypeVar
 import pyarrow as pa
 from aiohttp import web
 
-from rekindle.errors import BelowFloor, RekindleError
+from rekindle.errors import BelowFloor, ObjectMissing, RekindleError
 from rekindle.exchange.routing import Share
-from rekindle.exchange.state_mover.messages import MessageToDonor, MessageToNewcomer
 from rekindle.identity import Identity
 from rekindle.protocol import ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH
@@ -33,11 +32,11 @@ from rekindle.streams.http_server import HttpServer
 from rekindle.streams.io_thread import STOP_S, IoThread
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
-from rekindle.streams.movement_wire import STATE_PATH, reply_frame, request_of
 from rekindle.streams.response_body import ResponseBody
 from rekindle.streams.response_frames import SERVE_BYTES, Frames, ResponseFrames, position_in
 from rekindle.streams.sockets import listen
 from rekindle.streams.wire import (
+    LENT_PATH,
     MAX_REQUEST_BYTES,
     PATH,
     MessageIdentity,
@@ -48,6 +47,7 @@ from rekindle.streams.wire import (
     error_body,
     first_frame,
     last_frame,
+    lent_digest,
 )
 
 MAX_WAIT_S = 1.0
@@ -57,9 +57,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _INVALID = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 
-StateServer = Callable[[MessageToDonor], AbstractAsyncContextManager[MessageToNewcomer | None]]
-"""The donor's answer to a message, None if it has none yet. The context ends once the answer is
-sent, since it may hold memory until then."""
+LentReader = Callable[[str], AbstractAsyncContextManager[bytes]]
+"""Reads an object that the task lends. The context ends once it is sent. Raises ObjectMissing."""
 
 
 class _Refusal(Exception):
@@ -183,7 +182,7 @@ class StreamServer:
         self._incarnation = incarnation
         self._logs: dict[tuple[str, int], _Served] = {}
         self._frames = ResponseFrames(memory_bytes)
-        self._state: StateServer | None = None
+        self._lent: LentReader | None = None
         self._stopped = False
         self._socket = listen(address, port)
         self.port: int = self._socket.getsockname()[1]
@@ -201,13 +200,9 @@ class StreamServer:
         """`output`: None if the log's epochs are never tentative."""
         self._logs[(log.stream, log.partition)] = _Served(log, head, self._io, output)
 
-    def serve_state(self, answer: StateServer) -> None:
-        """`answer` is called in the server's event loop."""
-        self._state = answer
-
-    def call(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call a function in the server's event loop, soon."""
-        self._io.call(function, *arguments)
+    def serve_lent(self, read: LentReader) -> None:
+        """`read` is called in the server's event loop."""
+        self._lent = read
 
     def stop(self) -> None:
         """End all calls, close all connections, end the threads."""
@@ -246,8 +241,8 @@ class StreamServer:
 
     async def _respond(self, http: web.BaseRequest) -> web.StreamResponse:
         message = await self._message(http)
-        if http.path == STATE_PATH:
-            return await self._respond_with_state(http, message)
+        if http.path == LENT_PATH:
+            return await self._respond_with_lent(http, message)
         request = _parsed(ReadRequest.of, message)
         self._admit_connection(http)
         served = self._logs.get((request.stream, request.partition))
@@ -290,19 +285,21 @@ class StreamServer:
                 _log.warning("a response ends early: %s", error)
         return await body.end(last_frame())
 
-    async def _respond_with_state(
+    async def _respond_with_lent(
         self, http: web.BaseRequest, message: dict[str, Any]
     ) -> web.StreamResponse:
-        request = _parsed(request_of, message)
+        """The digest of an object, and its bytes."""
+        name = _parsed(lambda content: str(content["name"]), message)
         self._admit_connection(http)
-        if self._state is None:
-            raise _Refusal(503, StreamUnavailable("this task has no state to give (yet)"))
-        sender = MessageIdentity.of(self._identity, self._incarnation)
-        async with self._state(request) as reply:
-            frame, data = reply_frame(reply, sender)
-            body = ResponseBody(http)
-            await body.add(frame, pa.py_buffer(data) if data else None)
-            return await body.end(b"")
+        if self._lent is None:
+            raise _Refusal(404, ObjectMissing("this task lends no state"))
+        try:
+            async with self._lent(name) as data:
+                body = ResponseBody(http)
+                await body.add(lent_digest(data), pa.py_buffer(data))
+                return await body.end(b"")
+        except ObjectMissing as error:
+            raise _Refusal(404, error) from error
 
     def _admit_connection(self, http: web.BaseRequest) -> None:
         if not self._http.admit(http):
@@ -314,8 +311,8 @@ class StreamServer:
         """The JSON of a request that is for this task."""
         if not self._identity.accepts(http.headers.get("Authorization")):
             raise _Refusal(401, StreamRefused("this port needs the topology's token"))
-        if http.method != "POST" or http.path not in (PATH, STATE_PATH):
-            text = f"only POST {PATH} and {STATE_PATH} are served here"
+        if http.method != "POST" or http.path not in (PATH, LENT_PATH):
+            text = f"only POST {PATH} and {LENT_PATH} are served here"
             raise _Refusal(404, StreamUnavailable(text))
         body = b""
         while chunk := await http.content.read(MAX_REQUEST_BYTES + 1 - len(body)):

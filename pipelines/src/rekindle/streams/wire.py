@@ -22,6 +22,7 @@ Design: docs/design/streams.md#edges.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import struct
@@ -41,6 +42,10 @@ from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.log_reading import MAX_READ_EPOCHS
 
 PATH = "/v3/epochs"
+LENT_PATH = "/v3/lent"
+"""For objects of a state that a task lends: a request is their name, a response the digest of their
+bytes, and the bytes."""
+_LENT_DIGEST_BYTES = 16
 MAX_REQUEST_BYTES = 64 << 10
 MAX_HEADER_BYTES = 64 << 10
 MAX_SCHEMA_BYTES = 1 << 20
@@ -304,6 +309,19 @@ def _frame(header: dict[str, Any], payload: pa.Buffer | None, checksum: int) -> 
         header |= {"bytes": payload.size, "sum": checksum}
     text = json.dumps(header, separators=(",", ":")).encode()
     return _PREFIX.pack(len(text), zlib.crc32(text)) + text
+
+
+def lent_digest(data: bytes) -> bytes:
+    """What precedes an object that is lent."""
+    return hashlib.blake2b(data, digest_size=_LENT_DIGEST_BYTES).digest()
+
+
+def lent_object(response: bytes) -> bytes:
+    """The object in a response. Raises ValueError if it is damaged."""
+    data = response[_LENT_DIGEST_BYTES:]
+    if lent_digest(data) != response[:_LENT_DIGEST_BYTES]:
+        raise ValueError(f"an object of {len(data)} bytes arrived damaged")
+    return data
 
 
 def error_body(error: Exception) -> dict[str, str]:

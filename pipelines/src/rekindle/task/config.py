@@ -49,6 +49,10 @@ class TaskConfig:
         return RunFiles(self.data / "state", self.memory.state_bytes)
 
     @property
+    def operator_ids(self) -> tuple[str, ...]:
+        return tuple(self.topology.nodes[n].id for n in self.segment.nodes)
+
+    @property
     def uid(self) -> str:
         """The UID of the StreamTopology object."""
         return self.identity.topology
@@ -75,10 +79,11 @@ class TaskConfig:
 
     def consistency(self, first_attempt: int) -> ConsistencySettings:
         """The consistency settings of a task that reads streams. The plan has `read_ahead_bytes`
-        twice: for incomplete and for complete epochs. Here three buffers share that memory, since
-        there are epochs of live subscriptions too; each has two thirds of `read_ahead_bytes`."""
+        twice: for incomplete and for complete epochs. If output may be tentative, three buffers
+        share that memory, since there are epochs of live subscriptions too."""
         settings = consistency_settings(self.topology, self.segment, self.ref)
-        read_ahead_bytes = self.memory.read_ahead_bytes * 2 // 3
+        buffers = 2 if settings.max_delay_s is None else 3
+        read_ahead_bytes = self.memory.read_ahead_bytes * 2 // buffers
         return replace(settings, first_attempt=first_attempt, read_ahead_bytes=read_ahead_bytes)
 
     @staticmethod

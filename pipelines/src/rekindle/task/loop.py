@@ -27,7 +27,6 @@ from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSize, CallSizeFile
-from rekindle.task.core.branches import Taken
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
@@ -47,8 +46,8 @@ from rekindle.task.core.loop import (
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.status import TaskStatus
 from rekindle.task.earlier_boots import EarlierBoots
-from rekindle.task.inputs import Inputs
 from rekindle.task.state import TaskState
+from rekindle.task.stream_inputs import StreamInputs
 
 RELEASED_BYTES = 4 << 20
 """After calls larger than this, Arrow's unused memory is released; after small ones that would take
@@ -73,19 +72,12 @@ class EngineRestarter(Protocol):
         ...
 
 
-class Branches(Protocol):
-    """The inputs of a task whose output may be tentative, and the branches of its output."""
+class EpochSource(Protocol):
+    """Inputs whose epochs are all stable, and are taken once."""
 
-    def next_call(self, bounds: CallBounds, timeout_s: float) -> Taken | None:
-        """What the loop processes next; None at the timeout."""
+    def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
+        """The next complete epochs; none if none is complete before the timeout."""
         ...
-
-    def stable_processed(self, through: int) -> None: ...
-    def append(self, attempt: int, output: EpochOutput) -> None:
-        """Raises OSError."""
-        ...
-
-    def tentative_completed(self, completed: TentativeCompleted) -> None: ...
 
 
 class EpochLoop:
@@ -96,7 +88,7 @@ class EpochLoop:
         *,
         chain: Chain,
         state: TaskState,
-        inputs: Inputs,
+        inputs: EpochSource | StreamInputs,
         log: OutputLog,
         checkpoint_interval_epochs: int,
         save: Callable[[TaskState], None],
@@ -106,15 +98,14 @@ class EpochLoop:
         engine: EngineRestarter | None = None,
         call_size_file: CallSizeFile | None = None,
         earlier: EarlierBoots | None = None,
-        branches: Branches | None = None,
     ) -> None:
+        self._streams = inputs if isinstance(inputs, StreamInputs) else None
         self._core = LoopCore(
             state,
             checkpoint_interval_epochs,
             sizes or CallSizes.of(plan_memory()),
-            branches=branches is not None,
+            takes_again=self._streams is not None,
         )
-        self._branches = branches
         self._chain = chain
         self._inputs = inputs
         self._log = log
@@ -189,13 +180,13 @@ class EpochLoop:
             case CallCompleted(epochs, took_s):
                 self._completed = len(epochs)
                 self._status.processed(epochs[-1].epoch, took_s)
-                if self._branches is not None:
-                    self._branches.stable_processed(epochs[-1].epoch)
+                if self._streams is not None:
+                    self._streams.stable_processed(epochs[-1].epoch)
                 if sum(e.nbytes for e in epochs) > RELEASED_BYTES:
                     pa.default_memory_pool().release_unused()  # otherwise the process keeps it
             case TentativeCompleted():
-                assert self._branches is not None, "only branches give tentative epochs"
-                self._branches.tentative_completed(effect)
+                assert self._streams is not None, "only streams give tentative epochs"
+                self._streams.tentative_completed(effect)
             case CheckpointReached(state):
                 self._save(state)
             case GiveUp(error):
@@ -226,13 +217,11 @@ class EpochLoop:
             return partial(self._core.request_failed, str(error))
 
     def _take(self, bounds: CallBounds, timeout_s: float) -> LoopResult:
-        epochs: Sequence[EpochInput] = ()
-        if self._branches is None:
-            epochs = self._inputs.take(bounds, timeout_s)
-        elif (taken := self._branches.next_call(bounds, timeout_s)) is not None:
+        taken = self._inputs.take(bounds, timeout_s)
+        self._ends_call = not taken
+        if callable(taken):
             return partial(taken, self._core)
-        self._ends_call = not epochs
-        return partial(self._core.epochs_taken, epochs)
+        return partial(self._core.epochs_taken, taken or ())
 
     def _process(self, call: ProcessEpochs, file: CallSizeFile | None) -> LoopResult:
         size = CallSize(len(call.epochs), sum(e.nbytes for e in call.epochs))
@@ -274,10 +263,10 @@ class EpochLoop:
         return partial(self._core.tentative_failed, str(error))
 
     def _append_tentative(self, request: AppendTentative) -> LoopResult:
-        assert self._branches is not None, "only branches give tentative epochs"
+        assert self._streams is not None, "only streams give tentative epochs"
         try:
             check_column_sizes(request.output.epoch, request.output.rows)
-            self._branches.append(request.attempt, request.output)
+            self._streams.append(request.attempt, request.output)
         except Exception as error:
             return self._tentative_failed(error)
         self._ends_call = True

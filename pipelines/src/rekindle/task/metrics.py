@@ -51,7 +51,7 @@ class TaskCollector(Collector):
             ),
             (
                 "rekindle_task_snapshot_bytes",
-                "State beyond the newest that is kept for checkpoints and state movements",
+                "State beyond the newest that is kept for checkpoints and partners",
                 self._status.snapshot_bytes(),
             ),
             (

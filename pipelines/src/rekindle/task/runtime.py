@@ -24,7 +24,6 @@ from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
 from rekindle.errors import NotDeterministic, OperatorRefused
-from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.protocol import (
     CONTROL_PORT,
     STREAM_PORT,
@@ -37,11 +36,9 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
-from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
-from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.status import TaskComponents, TaskStatus
 from rekindle.task.core.supervisor import (
@@ -54,7 +51,6 @@ from rekindle.task.core.supervisor import (
     RunLoop,
     SetCommittedEntry,
     SetSinks,
-    StartMoved,
     StartTask,
     StopSinks,
     SupervisorCore,
@@ -65,16 +61,16 @@ from rekindle.task.discard import mark_comparison, mark_for_discard
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
-from rekindle.task.inputs import Inputs
+from rekindle.task.inputs import SourceInputs
+from rekindle.task.lending import StateLender
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
-from rekindle.task.moving.donor import StateDonor
-from rekindle.task.moving.newcomer import StateNewcomer
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.startup import Prepared, Startup, call_sizes
 from rekindle.task.store import TaskStore
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.task.stream_sinks import StreamSinks
 
 TICK_S = 0.05
@@ -92,15 +88,14 @@ class Running:
     """The components of a started task."""
 
     log: OutputLog
-    inputs: Inputs
+    inputs: SourceInputs | StreamInputs
     earlier: EarlierBoots
     sinks: SinkWriters
     saver: CheckpointSaver
     loop: EpochLoop
     loop_thread: threading.Thread
-    donor: StateDonor  # also if the task has no partners: it may get some while it runs
-    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
-    output: LiveOutput | None = None
+    lender: StateLender  # also if the task has no partners: it may get some while it runs
+    output: LiveOutput | None = None  # if output may be tentative
     stream_sinks: StreamSinks = field(kw_only=True)
 
 
@@ -115,7 +110,6 @@ class TaskRuntime:
         self._applied: PollRequest | None = None
         self._running: Running | None = None
         self._exit_status = 0
-        self._moved = False  # whether it starts from a partner's state
         self._store = TaskStore(config)
         self.status = TaskStatus(
             config.ref,
@@ -156,11 +150,6 @@ class TaskRuntime:
         )
         self._engine = EngineStarter(config)
         self._startup = Startup(config, self._store, self._engine, self.status)
-        self._movement = MovementPart(config.ref, self.status.boot_id)
-        self._newcomer = StateNewcomer(
-            self._movement, config.identity, config.data / "moved", self._startup.install
-        )
-        self.status.movement = self._movement_report
 
     def stop(self) -> None:
         self._stopping = True
@@ -205,28 +194,13 @@ class TaskRuntime:
             yield self._core.failure_reported
         else:
             if (desired := self._new_poll()) is not None:
-                yield partial(self._core.poll_accepted, self._apply_movement(desired))
+                yield partial(self._core.poll_accepted, desired)
                 running = self._running
-                if running is not None and running.branched is not None:
-                    running.branched.update_partner(desired.partner, self.status.boot_id)
-            if (moved := self._newcomer.installed) is not None and not self._moved:
-                self._moved = True
-                yield partial(self._core.state_moved, moved.moved.state.epoch)
+                if running is not None:
+                    running.lender.apply_poll(desired)
+                    if isinstance(running.inputs, StreamInputs):
+                        running.inputs.update_partner(desired.partner, self.status.boot_id)
             yield self._progress()
-
-    def _apply_movement(self, desired: PollRequest) -> PollRequest:
-        """Apply the state movements of a poll. Returns the poll that the supervisor may apply."""
-        running = self._running
-        if running is not None and desired.movement is not None:
-            running.donor.release(desired.movement.release)
-        log_base = running.log.base if running is not None else None
-        return self._newcomer.apply_poll(desired, log_base)
-
-    def _movement_report(self) -> MovementReport:
-        running = self._running
-        newcomer, holds = self._newcomer.report()
-        donates = running.donor.sessions if running is not None else ()
-        return MovementReport(newcomer, holds, donates, self.status.moved_through)
 
     def _progress(self) -> SupervisorEvent:
         running = self._running
@@ -236,20 +210,20 @@ class TaskRuntime:
             return self._core.woken
         self._update_fetched(running)
         self.status.update_phase()
-        running.donor.tick()
-        if running.branched is not None:
-            self._update_branches(running.branched)
+        running.lender.tick()
+        if isinstance(running.inputs, StreamInputs):
+            self._update_streams(running.inputs)
         if running.earlier.compare_files_from is not None and running.sinks.all_compared():
             running.earlier.stop_comparing()
         durable = [sink.durable for sink in running.sinks.progress()]
         return partial(self._core.sinks_progressed, durable)
 
-    def _update_branches(self, branched: BranchedInputs) -> None:
+    def _update_streams(self, streams: StreamInputs) -> None:
         if self.status.phase is TaskPhase.LIVE:
-            branched.allow_tentative()
+            streams.allow_tentative()
         else:
-            branched.check_heads()  # an input that was never heard of may be missing
-        branched.report(self.status)
+            streams.check_heads()  # an input that was never heard of may be missing
+        streams.report(self.status)
 
     def _update_fetched(self, running: Running) -> None:
         """Report it once all restored state has been fetched."""
@@ -285,18 +259,8 @@ class TaskRuntime:
         running = self._running
         match effect:
             case StartTask(restore):
-                self.status.restored_from = restore.epoch
-                self.status.restoring = restore.object
-                self.status.step(TaskEvent.START_BEGUN)
+                self.status.start_from(restore)
                 self._startup.begin(restore)
-                self._newcomer.stop()
-            case StartMoved(epoch):
-                assert self._newcomer.installed is not None
-                self.status.restored_from = self.status.moved_through = epoch
-                self.status.step(TaskEvent.START_BEGUN)
-                self._startup.begin_moved(self._newcomer.installed)
-                self._newcomer.installed = None  # it would keep runs that the task drops later
-                self._newcomer.stop()
             case RouteInputs(upstreams) if running is None:
                 self._startup.route(upstreams)
             case DiscardLog():
@@ -332,12 +296,12 @@ class TaskRuntime:
                 running.sinks.assign(sinks)
                 running.stream_sinks.assign(through, sinks)
                 self.status.set_problem("stream sinks", running.stream_sinks.problem)
-            case SetCommittedEntry(point, refused):
+            case SetCommittedEntry(point, refused, may_be_live):
                 running.saver.commit(point)
                 running.saver.refuse(refused)
-                self.status.committed(point.epoch if point is not None else NO_EPOCH)
+                self.status.committed(point.epoch if point is not None else NO_EPOCH, may_be_live)
             case TruncateLog(floor):
-                running.log.truncate(self._newcomer.floor(floor))
+                running.log.truncate(floor)
                 if running.output is not None:
                     running.output.truncate(floor)
             case RunLoop():
@@ -352,7 +316,7 @@ class TaskRuntime:
     def _with_components(self, started: Prepared) -> Running:
         state, log = started.state, started.log
         compare_files_from = started.earlier.compare_files_from
-        sinks = SinkWriters(log, started.written_through, self._open_sink, compare_files_from)
+        sinks = SinkWriters(log, state.epoch, self._open_sink, compare_files_from)
         saver = CheckpointSaver(self._store)
         if self.status.restoring is not None:
             saver.state_incomplete()
@@ -373,7 +337,6 @@ class TaskRuntime:
             engine=self._engine,
             call_size_file=call_size_file,
             earlier=started.earlier,
-            branches=started.branched,
         )
         self.status.snapshots = lambda: saver.held(loop.state.operators)
         self.status.engine_epoch = state.epoch
@@ -384,8 +347,10 @@ class TaskRuntime:
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
         thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
         config = self._config
-        replica, boot = self._movement.replica, self.status.boot_id
-        donor = StateDonor(replica, boot, lambda: loop.state, log, saver, self._server)
+        boot_id = self.status.boot_id
+        lender = StateLender(boot_id, lambda: loop.state, saver, self._store.lent_state)
+        self._server.serve_lent(lender.read)
+        self.status.lending = lender
         return Running(
             log,
             started.inputs,
@@ -394,8 +359,7 @@ class TaskRuntime:
             saver,
             loop,
             thread,
-            donor,
-            started.branched,
+            lender,
             started.output,
             stream_sinks=StreamSinks(log, started.output, config.bind, config.identity),
         )
@@ -459,10 +423,9 @@ class TaskRuntime:
                 )
             running.sinks.stop()
             running.stream_sinks.stop()
-            running.donor.stop(STOP_S / 5)
+            running.lender.stop(STOP_S / 5)
             running.inputs.close()
             running.saver.stop(end.saver_s)
-        self._newcomer.stop()
         self._server.stop()
         # A JVM that does not respond must not block the exit of this process, with which it ends.
         engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)

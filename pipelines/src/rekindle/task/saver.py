@@ -12,11 +12,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.engine.model import State
 from rekindle.errors import ObjectMissing, RekindleError
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.snapshots import Held, Holder, Snapshot
 from rekindle.task.state import TaskState
@@ -82,21 +82,16 @@ class CheckpointSaver:
         with self._changed:
             return self._core.snapshots.held(newest)
 
-    def pin(self, state: TaskState) -> Snapshot:
-        """Keep a state for a partner. Raises SnapshotsFull."""
+    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+        """Keep a state that is lent. Raises SnapshotsFull."""
         with self._changed:
-            return self._core.snapshots.take(Holder.PARTNER, state)
+            return self._core.snapshots.take(holder, state)
 
-    def unpin(self, snapshot: Snapshot) -> None:
+    def release(self, name: str) -> None:
         with self._changed:
-            self._core.snapshots.release(snapshot.name)
+            self._core.snapshots.release(name)
 
-    def kept_bytes(self, snapshot: Snapshot, newest: TaskState) -> int:
-        """Memory that it keeps beyond the newest state."""
-        held = self.held(newest.operators)
-        return sum(h.nbytes for h in held if h.name == snapshot.name)
-
-    def done(self) -> tuple[CheckpointDone, ...]:
+    def done(self) -> tuple[EntryRef, ...]:
         """Saved and not yet committed, oldest first."""
         with self._changed:
             return self._core.saved()
@@ -154,10 +149,7 @@ class CheckpointSaver:
                 _log.exception("checkpoint of epoch %d", epoch)
             self._step(partial(self._core.save_failed, str(error)))
             return
-        done = CheckpointDone(
-            epoch=ref.epoch, object=ref.object or "", digest=ref.digest, bytes=ref.bytes
-        )
-        self._step(partial(self._core.entry_saved, done))
+        self._step(partial(self._core.entry_saved, ref))
         self._worker.progressed()
 
     def _entry(self, name: str | None) -> Entry | None:

@@ -9,12 +9,10 @@ Design: docs/design/task.md#start.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.registry import open_source
@@ -28,7 +26,6 @@ from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog, fetched_bytes
 from rekindle.task.attempts import AttemptFile
-from rekindle.task.branched_inputs import BranchedInputs
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.core.problems import SetProblem
@@ -44,11 +41,10 @@ from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
-from rekindle.task.inputs import Inputs, SourceInputs, StreamInputs
-from rekindle.task.moving.newcomer import Installed
-from rekindle.task.moving.pieces import Moved, NotMovable, install
+from rekindle.task.inputs import SourceInputs
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
+from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
 from rekindle.workers import CallTimer
@@ -61,17 +57,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Arguments of the epoch loop after the start. `written_through`: the newest epoch that sinks
-    certainly have."""
+    """Arguments of the epoch loop after the start."""
 
     state: TaskState
-    inputs: Inputs
+    inputs: SourceInputs | StreamInputs
     chain: Chain
     log: OutputLog
     earlier: EarlierBoots
-    written_through: int
-    branched: BranchedInputs | None = None  # the inputs, if output may be tentative
-    output: LiveOutput | None = None
+    output: LiveOutput | None = None  # if output may be tentative
 
 
 class Startup:
@@ -88,14 +81,11 @@ class Startup:
         self._waits_for_engine = False
         self._upstreams: Sequence[Upstream] = ()
         self._state: TaskState | None = None
-        self._inputs: Inputs | None = None
+        self._inputs: SourceInputs | StreamInputs | None = None
         self._prepared: Prepared | None = None
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
         status.startup_delay = lambda: self._calls.problem
-        self._installed: Installed | None = None
-        self._installing = threading.Lock()  # held while a thread opens or writes the log
-        self._begun = False
         self._begun_windows: tuple[BegunWindow, ...] = ()
         self._source: ReplayableSource | None = None
         self.fetch: Fetch | None = None
@@ -103,35 +93,8 @@ class Startup:
 
     def begin(self, point: RestorePoint) -> None:
         """Raises the error that prevents the start, as does `advance`."""
-        self._begun = True
         self._begun_windows = point.begun
         self._apply(self._core.start_requested(point, time.monotonic()))
-
-    def begin_moved(self, installed: Installed) -> None:
-        """Begin with a partner's state. Raises as `begin`."""
-        self._begun = True
-        self._state, self._installed = installed.moved.state, installed
-        self._apply(self._core.state_arrived(time.monotonic()))
-
-    def install(self, stored: Path) -> Installed:
-        """Install state and log from the pieces in a file; called by another thread. Raises
-        NotMovable, DiskFull, LogCorrupt, StoreError, OSError."""
-        operators = [self._config.topology.nodes[n].id for n in self._config.segment.nodes]
-        # The engine may start meanwhile.
-        installation = install(stored, self._config.run_files, operators)
-        chain = self._engine.chain.result()
-        with self._installing:
-            if self._begun:  # from a checkpoint: the directory may have the log that it serves
-                raise NotMovable("the task restores from a checkpoint")
-            log = self._open_log(chain)
-            try:
-                directory = self._config.log_directory
-                earlier = installation.write_log(log, directory, lambda: self._begun)
-                moved = Moved(installation.state, installation.base, installation.digest(log))
-            except BaseException:
-                log.close()
-                raise
-        return Installed(moved, log, earlier)
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         """The newest routes, with which inputs are read ahead while the engine starts."""
@@ -180,11 +143,12 @@ class Startup:
     def _restore(self, point: RestorePoint) -> TaskProblem | None:
         """Returns what is missing."""
         try:
-            with self._calls.during(f"reading the checkpoint of epoch {point.epoch}"):
+            where = "checkpoint" if point.lender is None else "partner's state"
+            with self._calls.during(f"reading the {where} of epoch {point.epoch}"):
                 self._state, self.fetch = self._store.restore(point)
             self._status.fetch = self.fetch
         except ObjectMissing:
-            raise  # it was garbage-collected: a restarted task gets a newer restore point
+            raise  # it was deleted, or is lent no longer: a restarted task gets a newer one
         except (StoreError, DiskFull) as error:
             return TaskProblem(message=str(error))
         return None
@@ -216,19 +180,14 @@ class Startup:
             bounds = {begun.operator: self._bound(begun) for begun in self._begun_windows}
             operators = chain.begins_after(operators, bounds)
         state = replace(restored, operators=operators)
-        moved, written_through = self._installed, state.epoch
-        self._state = self._installed = None  # they would keep runs that the task drops later
-        if moved is not None:
-            log, earlier, written_through = moved.log, moved.earlier, moved.moved.base - 1
-        else:
-            with self._installing:
-                log, earlier = self._continue_log(chain, state.epoch)
-        started = Prepared(state, self._inputs, chain, log, earlier, written_through)
-        if not isinstance(self._inputs, BranchedInputs):
+        self._state = None  # it would keep runs that the task drops later
+        log, earlier = self._continue_log(chain, state.epoch)
+        started = Prepared(state, self._inputs, chain, log, earlier)
+        if self._config.topology.spec.max_delay is None or isinstance(self._inputs, SourceInputs):
             return started
         output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
         self._inputs.attach(output)
-        return replace(started, branched=self._inputs, output=output)
+        return replace(started, output=output)
 
     def _bound(self, begun: BegunWindow) -> int:
         """The event time through which a window lacks rows."""
@@ -240,30 +199,20 @@ class Startup:
         has_no_partners = self._config.segment.replicas == 1
         return log, continue_log(log, self._config.log_directory, after, has_no_partners)
 
-    def _subscribe(self, state: TaskState) -> StreamInputs | BranchedInputs:
+    def _subscribe(self, state: TaskState) -> StreamInputs:
         config = self._config
-        if config.topology.spec.max_delay is not None:
-            attempts = AttemptFile(config.attempts_file)
-            return BranchedInputs(
-                config.segment,
-                config.ref.partition,
-                config.consistency(attempts.first),
-                state.epoch + 1,
-                state.watermark,
-                stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
-                connect=partial(StreamClient, identity=config.identity),
-                check_size=partial(check_size, memory=config.memory),
-                attempts=attempts,
-            )
+        is_stable = config.topology.spec.max_delay is None
+        attempts = None if is_stable else AttemptFile(config.attempts_file)
         return StreamInputs(
             config.segment,
             config.ref.partition,
+            config.consistency(attempts.first if attempts is not None else 1),
             state.epoch + 1,
             state.watermark,
             stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
             connect=partial(StreamClient, identity=config.identity),
             check_size=partial(check_size, memory=config.memory),
-            read_ahead_bytes=config.memory.read_ahead_bytes,
+            attempts=attempts,
         )
 
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:

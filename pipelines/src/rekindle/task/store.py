@@ -10,24 +10,26 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.checkpoints.codec import SpilledLogName, input_identity_name
+from rekindle.checkpoints.codec import CheckpointName, input_identity_name, log_prefix
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.checkpoints.manifest import Entry, EntryRef
+from rekindle.checkpoints.lent import LentState
+from rekindle.checkpoints.manifest import Entry
 from rekindle.checkpoints.state import StateStore
-from rekindle.checkpoints.store import Store
+from rekindle.checkpoints.store import StateObjects, Store
 from rekindle.connectors.input_identity import (
     InputFile,
     decode_input_files,
     difference,
     encode_input_files,
 )
-from rekindle.engine.model import State
+from rekindle.engine.model import State, operator_of
 from rekindle.engine.version import engine_version
 from rekindle.errors import SchemaMismatch, StoreError
-from rekindle.protocol import RestorePoint
+from rekindle.protocol import Endpoint, EntryRef, RestorePoint
 from rekindle.streams.digest import chained_digest_from
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig
+from rekindle.task.lending import LenderStore
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Node
 
@@ -40,27 +42,29 @@ class TaskStore:
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
-        self._operators = tuple(config.topology.nodes[n].id for n in config.segment.nodes)
+        self._operators = config.operator_ids
         self._store: Store | None = None
         self._states: StateStore | None = None
-        ref = config.ref
-        spilled = SpilledLogName(ref.segment, ref.partition, ref.replica, ref.incarnation)
-        self.spill_prefix = f"{config.uid}/{spilled.prefix}"
+        self._lender: StateStore | None = None
+        self.spill_prefix = f"{config.uid}/{log_prefix(config.ref)}"
 
     def restore(self, point: RestorePoint) -> tuple[TaskState, Fetch | None]:
         """State and watermark at a restore point; empty if it has no object. The state's runs are
-        fetched in the background. Raises StoreError, StateMismatch, DiskFull."""
+        fetched in the background, from the checkpoint store or from the partner that lends them.
+        Raises StoreError, StateMismatch, DiskFull."""
         if point.object is None:
             chained_digest = chained_digest_from(point.epoch)
             return TaskState(point.epoch, NO_WATERMARK, State(), chained_digest), None
-        entry, saved, fetch = self._open_states().open(point.object)
+        lender = point.lender
+        states = self._open_states() if lender is None else self._states_of(lender)
+        entry, saved, fetch = states.open(point.object)
         if entry.engine != engine_version():
             _log.warning(
                 "state saved by engine %s is restored by engine %s",
                 entry.engine,
                 engine_version(),
             )
-        own = {o: s for o, s in saved.operators.items() if o in self._operators}
+        own = {t: s for t, s in saved.operators.items() if operator_of(t) in self._operators}
         chained_digest = entry.chain or chained_digest_from(point.epoch)
         fetch.start()
         return TaskState(point.epoch, entry.watermark, State(own), chained_digest), fetch
@@ -74,6 +78,19 @@ class TaskStore:
             self._operators,
             state.operators,
             previous,
+            state.chained_digest,
+        )
+
+    def lent_state(self, name: str, state: TaskState) -> LentState:
+        """The objects of a state that partners may read, instead of from the store."""
+        at = CheckpointName(self._config.segment.id, self._config.ref.partition, state.epoch, "")
+        return LentState(
+            name,
+            self._config.uid,
+            at,
+            state.watermark,
+            self._operators,
+            state.operators,
             state.chained_digest,
         )
 
@@ -117,8 +134,14 @@ class TaskStore:
 
     def _open_states(self) -> StateStore:
         if self._states is None:
-            config = self._config
-            self._states = StateStore(
-                self._open_store(), config.uid, config.run_files, config.memory.fetch_bytes
-            )
+            self._states = self._states_in(self._open_store())
         return self._states
+
+    def _states_of(self, lender: Endpoint) -> StateStore:
+        if self._lender is None:  # kept over attempts: it knows since when the lender is silent
+            self._lender = self._states_in(LenderStore(lender, self._config.identity))
+        return self._lender
+
+    def _states_in(self, store: StateObjects) -> StateStore:
+        config = self._config
+        return StateStore(store, config.uid, config.run_files, config.memory.fetch_bytes)

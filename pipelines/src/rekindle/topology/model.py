@@ -119,6 +119,23 @@ class Slot:
         return Slot(self.segment, self.partition, self.replica_index + MAX_REPLICAS)
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Partition:
+    """One partition of a segment (by segment id), any replica."""
+
+    segment: str
+    index: int
+
+    @property
+    def key(self) -> str:
+        """Its key in a manifest."""
+        return f"{self.segment}/{self.index}"
+
+
+def partition_of(slot: Slot) -> Partition:
+    return Partition(slot.segment, slot.partition)
+
+
 @dataclass(frozen=True, slots=True)
 class Topology:
     """A compiled topology. `segments` are in topological order, sources first."""

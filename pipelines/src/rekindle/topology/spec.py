@@ -183,6 +183,26 @@ class WindowSpec(Spec):
     """List of [aggregates](topology.md#window): `count(*) AS flights, avg(delay) AS delay`."""
 
 
+class JoinSpec(Spec):
+    type: Literal["Inner", "Left", "Right", "Full", "Semi", "Anti"] = "Inner"
+    """Which rows are written: pairs that match (`Inner`), rows of the first input that match one
+    (`Semi`). *Not yet*: the others, which write rows of an input that match none."""
+    on: str
+    """[Condition](topology.md#join) over both inputs, with at least one equality:
+    `orders.id = payments.order_id AND payments.amount > 0`."""
+    within: Duration | None = None
+    """How far apart the event times of two rows may be, in both directions."""
+    before: Duration | None = None
+    """How much earlier than the first row the second one may be; with `after`, in place of
+    `within`."""
+    after: Duration | None = None
+    """How much later than the first row the second one may be."""
+    select: str | None = None
+    """Columns of the output: `orders.*, payments.amount`. Without it all columns of both."""
+    when_missing: Literal["EmitMatches", "Block"] = "EmitMatches"
+    """What is written while an input is missing: pairs that match, or nothing."""
+
+
 class OperatorCheckpointSpec(Spec):
     mode: Literal["Global", "PerWindow"] = "Global"
     """State is saved for all windows together, or for each."""
@@ -211,8 +231,8 @@ class OperatorSpec(Spec):
     """[Row by row](topology.md#sql): `SELECT ... FROM input WHERE ...`."""
     window: WindowSpec | None = None
     """[Aggregates](topology.md#window) over windows of event time."""
-    join: dict[str, Any] | None = None
-    """Rows of two inputs that match."""
+    join: JoinSpec | None = None
+    """[Rows of two inputs](topology.md#join) that match."""
     distinct: dict[str, Any] | None = None
     """Rows with keys that have not occurred before."""
     python: dict[str, Any] | None = None

@@ -18,7 +18,7 @@ any result of its partition is found to be untrusted, it computes again. If two 
 dispute has no party before one of them has done so. It is no copy any more when a committed
 checkpoint has its results.
 
-Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/state-movement.md#agreement.
+Design: docs/design/coordinator.md#when-replicas-disagree, docs/design/lent-state.md#agreement.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from dataclasses import dataclass, field, replace
 
 from rekindle.coordinator.agreement.disputes import Dispute, DisputeEvent, Result
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 _MAX_EPOCHS = 64  # the newest ones, whose digests are kept for each computation
 _STATE_WAIT_EPOCHS = 16  # a checkpoint is saved within so many epochs
@@ -251,8 +250,8 @@ class DigestComparison:
         return sorted(changed)
 
     def _start_copy(self, computation: Computation, through: int) -> bool:
-        """A newcomer has got a partner's state. Returns False if the partner may be untrusted: then
-        the newcomer computes again. (Its record exists since its first response, without state.)"""
+        """A task has begun with a lent state. Returns False if the lender may be untrusted: then
+        the task computes again. (Its record exists since its first response, without state.)"""
         partition = partition_of(computation.slot)
         record = self._records[partition][computation.slot]
         if record.copied_through is not None:
@@ -519,7 +518,7 @@ class DigestComparison:
         self, partition: Partition, correct: Sequence[Result] = ()
     ) -> list[Computation]:
         """Results of this partition are untrusted: copies compute again, except those that are
-        known to be correct; so will newcomers that start from a partner's state later. Returns the
+        known to be correct; so will tasks that begin with a lent state later. Returns the
         copies."""
         records = self._records.get(partition, {}).values()
         spared = [c for c, _ in correct]

@@ -22,12 +22,12 @@ from rekindle.coordinator.agreement.results import (
     have_same_digests,
 )
 from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Committer
-from rekindle.coordinator.model import Generation, Partition, partition_of
+from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.protocol import CheckpointDone, PollResponse, TaskPhase
+from rekindle.protocol import EntryRef, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Segment, Slot
+from rekindle.topology.model import Partition, Segment, Slot, partition_of
 
 
 class Containment:
@@ -109,7 +109,7 @@ class Containment:
     ) -> bool:
         """Compare the digests of a response; True if the state of a replica or dispute changed."""
         computation = _computation(slot, response, tasks)
-        copied = response.movement.moved_through if response.movement is not None else None
+        copied = response.lent_from
         restored_from = response.restored_from if copied is None else None
         digests = self._digests_in(slot, response)
         changed = self.comparison.observed(computation, digests, restored_from, copied)
@@ -130,8 +130,7 @@ class Containment:
     def boot_observed(self, slot: Slot, response: PollResponse, tasks: Membership) -> bool:
         """Of a task that cannot be compared now: True if it is to be trusted again, since it
         computes again as it had to."""
-        copied = response.movement is not None and response.movement.moved_through is not None
-        has_started = copied or response.restored_from is not None
+        has_started = response.restored_from is not None
         return self.comparison.boot_observed(_computation(slot, response, tasks), has_started)
 
     def keep_contained(
@@ -208,15 +207,15 @@ class Containment:
     def committable_entries(
         self,
         slot: Slot,
-        done: Sequence[CheckpointDone],
+        done: Sequence[EntryRef],
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
-    ) -> list[CheckpointDone]:
+    ) -> list[EntryRef]:
         """The entries of a task that may be committed: no entry if the replica is untrusted;
         otherwise those at epochs whose result two computations have had, this boot among them, or
         on which all other replicas agree with it, including copies and those that catch up, except
-        replicas that are far behind. (It is not enough that a donor and its copy agree: a third
-        replica, a few epochs behind, may show that both are wrong.)"""
+        replicas that are far behind. (It is not enough that a lender and its copy agree: a
+        third replica, a few epochs behind, may show that both are wrong.)"""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)

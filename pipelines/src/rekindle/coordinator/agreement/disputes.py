@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from rekindle.coordinator.agreement.results import Computation, EpochDigests
-from rekindle.coordinator.model import Partition
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle.transitions import Table, next_state
 
 Result = tuple[Computation, EpochDigests]

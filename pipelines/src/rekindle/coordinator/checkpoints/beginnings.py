@@ -104,7 +104,7 @@ class Beginnings:
             if node is None or self._begun.get(node.id, NO_EPOCH) < max(epoch, 0):
                 continue
             kind = kind_of(node.spec)
-            if kind is None or not kind.has_state:
+            if kind is None or not kind.needs_all_rows:
                 continue
             missed = self._missed[name]
             after_us = self._bound(m for m in missed if m.source != own)

@@ -20,7 +20,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
 from rekindle.backoff import Backoff, BackoffPolicy
-from rekindle.checkpoints.manifest import EntryRef, Manifest
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.checkpoints.new_generation import Written, start_generation
 from rekindle.coordinator.checkpoints.phases import CommitEvent, CommitPhase, commit_machine
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, keep_entries
@@ -28,17 +28,15 @@ from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
     Generation,
-    Partition,
     ReadNewestManifest,
     StepDown,
     WriteManifest,
-    partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.protocol import CheckpointDone
+from rekindle.protocol import EntryRef
 from rekindle.report import CheckpointProblem, CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 _BACKOFF = BackoffPolicy(first_s=0.5, longest_s=8.0)
 _STALLED_S = 30.0
@@ -122,13 +120,13 @@ class Committer:
         """The manifest to restore from; None while a newer one may be in flight."""
         return self.own_manifest if self.phase is CommitPhase.READY else None
 
-    def is_refused(self, entry: str) -> bool:
-        """Whether this entry must not be committed, referred to or restored."""
+    def is_refused(self, entry: str | None) -> bool:
+        """Whether this entry must not be committed, referred to or restored. An empty state has no
+        object (None), and never is refused."""
         return entry in self._refused or entry in self._unrestorable
 
     def restorable(self, refs: Refs) -> Refs:
-        """An empty state needs no object, and always is."""
-        return tuple(ref for ref in refs if ref.object is None or not self.is_refused(ref.object))
+        return tuple(ref for ref in refs if not self.is_refused(ref.object))
 
     def problems(self, inputs: CommitInputs | None, now: float) -> list[CheckpointProblem]:
         """At most one of each kind."""
@@ -254,15 +252,14 @@ class Committer:
         self._drop_unusable()
         return changed
 
-    def entries_saved(self, slot: Slot, done: Sequence[CheckpointDone]) -> None:
+    def entries_saved(self, slot: Slot, done: Sequence[EntryRef]) -> None:
         """Entries that a replica has saved. They are kept when that replica dies."""
         partition = partition_of(slot)
         committed_epoch = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
-        for entry in done:
-            if entry.epoch > committed_epoch and not self.is_refused(entry.object):
-                ref = EntryRef(entry.epoch, entry.object, entry.digest, entry.bytes)
-                known.setdefault(entry.epoch, SavedEntry(slot, ref))
+        for ref in done:
+            if ref.epoch > committed_epoch and not self.is_refused(ref.object):
+                known.setdefault(ref.epoch, SavedEntry(slot, ref))
 
     def distrust(self, slot: Slot) -> None:
         """Do not commit entries of a diverged replica."""
@@ -274,13 +271,13 @@ class Committer:
         known = self._saved.get(partition, {})
         self._saved[partition] = {e: r for e, r in known.items() if e <= after}
 
-    def contradicts(self, slot: Slot, done: CheckpointDone) -> bool:
+    def contradicts(self, slot: Slot, done: EntryRef) -> bool:
         """Whether a replica saved a state that differs from the committed one of that epoch."""
         refs = self.newest.entries.get(partition_of(slot).key, ()) if self.newest else ()
         committed = next((r for r in refs if r.epoch == done.epoch and r.object), None)
         return committed is not None and committed.digest != done.digest
 
-    def has_committed(self, slot: Slot, done: CheckpointDone) -> bool:
+    def has_committed(self, slot: Slot, done: EntryRef) -> bool:
         """Whether the newest restore point of a replica's partition is what it saved."""
         manifest = self.own_manifest
         refs = manifest.entries.get(partition_of(slot).key, ()) if manifest is not None else ()

@@ -14,13 +14,14 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from rekindle.checkpoints.manifest import EntryRef, Gap, Manifest, QueryStart
+from rekindle.checkpoints.manifest import Gap, Manifest, QueryStart
 from rekindle.coordinator.checkpoints.retention import Refs, oldest
-from rekindle.coordinator.model import Generation, Partition, StateMigration
+from rekindle.coordinator.model import Generation, StateMigration
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.objects import to_json
+from rekindle.protocol import EntryRef
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Segment
+from rekindle.topology.model import Partition, Segment
 from rekindle.topology.spec import QuerySpec
 
 EMPTY_DIGEST = ""

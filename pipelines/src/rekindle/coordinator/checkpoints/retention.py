@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from rekindle.checkpoints.manifest import EntryRef, Manifest
-from rekindle.coordinator.model import Partition
+from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Task
-from rekindle.protocol import TaskPhase
+from rekindle.protocol import EntryRef, TaskPhase
+from rekindle.topology.model import Partition
 
 Refs = tuple[EntryRef, ...]
 """Of one partition, newest first."""
@@ -47,7 +47,8 @@ class Progress:
             elif task.position is not None:
                 positions[partition] = (*positions.get(partition, ()), task.position)
                 # Before it has started, its position is its restore point.
-                if task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING):
+                starts = task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING)
+                if starts and task.lent_from is None:
                     restoring[partition] = (*restoring.get(partition, ()), task.position)
         return cls(positions, restoring, frozenset(unknown))
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from rekindle.checkpoints.manifest import Manifest, QueryStart
 from rekindle.coordinator.tasks.graph import Graph
-from rekindle.protocol import CheckpointDone, PollResponse, SinkAssignment
+from rekindle.protocol import EntryRef, PollResponse, SinkAssignment
 from rekindle.topology.spec import QuerySpec
 
 
@@ -41,7 +41,7 @@ def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
     return next(found, assigned.from_epoch - 1)
 
 
-def committable(response: PollResponse, sinks: Sequence[SinkAssignment]) -> list[CheckpointDone]:
+def committable(response: PollResponse, sinks: Sequence[SinkAssignment]) -> list[EntryRef]:
     """The entries of a task up to the epoch that all its sinks have."""
     through = [durable_epoch(response, assigned) for assigned in sinks]
     return [done for done in response.checkpoints if all(done.epoch <= e for e in through)]

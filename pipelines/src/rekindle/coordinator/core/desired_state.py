@@ -11,21 +11,17 @@ from dataclasses import dataclass
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
-from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.graph import Graph
+from rekindle.coordinator.tasks.lending import may_be_live
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
 from rekindle.coordinator.tasks.routes import partner, saver, upstreams
 from rekindle.protocol import Partner, PollRequest, RestorePoint, TaskPhase, TaskRef
+from rekindle.topology.model import Partition
 
 
 def ask_only(topology: str, fence: int, boot: str, generation: int, task: Task) -> PollRequest:
     """A poll without desired state: it only requests the task's progress."""
-    ref = TaskRef(
-        segment=task.slot.segment,
-        partition=task.slot.partition,
-        replica=task.slot.replica,
-        incarnation=task.pod.incarnation,
-    )
+    ref = TaskRef.of(task.slot, task.pod.incarnation)
     return PollRequest(
         topology=topology,
         fence=fence,
@@ -50,7 +46,7 @@ class DesiredState:
     is_suspected: TaskPredicate
     lacks_entries: Callable[[Task], bool]
     containment: Containment
-    is_refused: Callable[[str], bool]
+    is_refused: Callable[[str | None], bool]
     stabilizes_in_turn: bool  # one replica after another
 
     def fields_of(self, task: Task) -> dict[str, object]:
@@ -58,16 +54,21 @@ class DesiredState:
         committed = self.manifest.entries[task.partition.key][0]
         replicas = self.replicas.get(task.partition, [])
         waits = task.phase == TaskPhase.WAITING
+        # Others lack epochs that may be needed: they take over nothing yet.
+        complete = may_be_live(task, self.manifest)
+        savers = [replica for replica in replicas if may_be_live(replica, self.manifest)]
+        sinks = assigned_sinks(self.graph, self.manifest, task.partition.segment)
         return {
             "ask_only": False,
             # Only while it waits, so that a delayed poll gives its next boot no old restore point.
             "restore": task.assigned if waits else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
-            "sinks": assigned_sinks(self.graph, self.manifest, task.partition.segment),
+            "sinks": sinks if complete else (),
             "floor": self._floor(task),
             # Without a serving replica all save, from the first checkpoint epoch on.
-            "saver": saver(replicas, self.is_suspected) in (task.slot, None)
-            or self.lacks_entries(task),
+            "saver": complete
+            and (saver(savers, self.is_suspected) in (task.slot, None) or self.lacks_entries(task)),
+            "may_be_live": complete,
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
             "refused": self._refused(task, committed.object),
             "sinks_through": self.containment.sinks_through(task.slot),
@@ -85,8 +86,8 @@ class DesiredState:
 
     def _refused(self, task: Task, committed: str | None) -> tuple[str, ...]:
         saved = task.response.checkpoints if task.response is not None else ()
-        known = [*([committed] if committed is not None else []), *(done.object for done in saved)]
-        return tuple(name for name in known if self.is_refused(name))
+        known = (committed, *(done.object for done in saved))
+        return tuple(name for name in known if name is not None and self.is_refused(name))
 
     def _floor(self, task: Task) -> int | None:
         """The stream's floor, but not above the epochs that this task's own sinks have written."""

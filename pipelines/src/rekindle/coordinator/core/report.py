@@ -15,11 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.model import (
-    ApplyStatus,
-    Generation,
-    Partition,
-)
+from rekindle.coordinator.model import ApplyStatus, Generation
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.identity import STREAM_PROTOCOL
@@ -32,7 +28,7 @@ from rekindle.report import (
     TaskReport,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Segment
+from rekindle.topology.model import Partition, Segment
 from rekindle.topology.spec import QuerySpec
 
 REPORT_INTERVAL_S = 2.0

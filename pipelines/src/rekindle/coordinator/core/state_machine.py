@@ -18,7 +18,7 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
-from rekindle.coordinator.checkpoints.retention import Progress, floors, oldest
+from rekindle.coordinator.checkpoints.retention import Progress, Refs, floors, oldest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
 from rekindle.coordinator.core.obsolete import STOP_TIMEOUT_S, is_obsolete, still_writing
@@ -29,20 +29,19 @@ from rekindle.coordinator.core.report import (
     build_report,
     rfc3339,
 )
-from rekindle.coordinator.core.state_movements import StateMovements
 from rekindle.coordinator.model import (
     CollectGarbage,
     Effect,
     Generation,
-    Partition,
     Pod,
     PollNow,
+    ReportRestorePoint,
     StepDown,
     WriteManifest,
-    partition_of,
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.input_gaps import InputGaps
+from rekindle.coordinator.tasks.lending import Lending
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.tasks.routes import (
     mixed_engines,
@@ -53,7 +52,7 @@ from rekindle.coordinator.tasks.routes import (
 from rekindle.protocol import PollRequest, PollResponse, RestorePoint, TaskPhase
 from rekindle.report import CheckpointProblem
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Segment, Slot
+from rekindle.topology.model import Partition, Segment, Slot, partition_of
 
 DISCOVERY_TIMEOUT_S = 3.0
 """How long a new coordinator waits for tasks that may run but do not respond."""
@@ -71,7 +70,7 @@ class Coordinator:
         self.membership = Membership()
         self.committer = Committer(fence)
         self.containment = Containment()
-        self.movements = StateMovements(fence, last_session_number=started_ms)
+        self.lending = Lending()
         self._input_gaps = InputGaps()
         self._wall_s = wall_s
         self._generation: Generation | None = None
@@ -170,6 +169,7 @@ class Coordinator:
         after = {(t.slot, t.pod.incarnation) for t in self.membership}
         for slot, _ in before - after:
             self.containment.forget(slot)
+            self.lending.forget(slot)
         if before != after:
             self._pacer.mark_urgent()
         self._pods_are_known = True
@@ -213,7 +213,7 @@ class Coordinator:
         self._written = {k: w for k, w in self._written.items() if k[1] in definitions}
         self._update_derived()
         # At once, since the next manifest may be in flight before any task responds again.
-        effects += [e for t in self.membership for e in self._assign_restore(t)]
+        effects += [e for t in self.membership for e in self._assign_restore(t, now)]
         return self._decide(effects, now)
 
     def manifest_race_lost(self, now: float) -> list[Effect]:
@@ -249,7 +249,7 @@ class Coordinator:
 
     def woken(self, now: float) -> list[Effect]:
         """Time has passed."""
-        silent = self.membership.ticked(now) if self._polling_since is not None else []
+        silent = self.membership.woken(now) if self._polling_since is not None else []
         isolated = self._isolated
         self._isolated = self._find_isolation(now)
         if silent or isolated != self._isolated:
@@ -258,9 +258,11 @@ class Coordinator:
         if self._discovery_ended:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
             self._restart_after_gaps(now)
-        effects = self._observe_movements(now)
+            self._restart_alone(now)
         self._update_derived()
-        effects += [PollNow(slot) for task in silent for slot in self._consumer_slots(task)]
+        effects: list[Effect] = [
+            PollNow(slot) for task in silent for slot in self._consumer_slots(task)
+        ]
         return self._decide(effects, now)
 
     def _decide(self, effects: list[Effect], now: float, *, polled: bool = False) -> list[Effect]:
@@ -286,13 +288,10 @@ class Coordinator:
             found = self._input_gaps.find(tasks, self._graph.inputs, self._replicas, now)
             self.containment.restart(found)
 
-    def _observe_movements(self, now: float) -> list[Effect]:
-        if not self._discovery_ended or self._graph is None:
-            return []
-        is_untrusted = self.containment.comparison.is_untrusted
-        return self.movements.observe(
-            self.membership, self._graph, self.is_suspected, lambda t: is_untrusted(t.slot), now
-        )
+    def _restart_alone(self, now: float) -> None:
+        if self.ready and (manifest := self.committer.settled_manifest) is not None:
+            tasks = list(self.membership)
+            self.containment.restart(self.lending.alone(tasks, manifest, self.is_suspected, now))
 
     def _answered(
         self, slot: Slot, incarnation: int, response: PollResponse, now: float
@@ -303,12 +302,11 @@ class Coordinator:
         if response.fence > self.fence:
             return [StepDown(f"task {slot.key} has a newer coordinator: {response.fence}")]
         before = task.response
-        if response.phase is TaskPhase.FAILED and task.restores:
+        if response.phase is TaskPhase.FAILED and task.restores and task.lent_from is None:
             self.committer.restore_failed()
         if response.lost is not None:
             self.committer.object_lost(response.lost)
         is_urgent = self.membership.answered(task, response, now)
-        self.movements.answered(before, response)
         if before is None:
             self.containment.first_response(task, self._graph)
         if is_urgent:
@@ -322,7 +320,7 @@ class Coordinator:
                 self._beginnings.answered(segment, response.event_times)
         self._remember_written(slot, response)
         self._compare(slot, response)
-        effects = self._assign_restore(task)
+        effects = self._assign_restore(task, now)
         # The partner gets both in its next poll.
         if before is not None and (before.asks, before.answer) != (response.asks, response.answer):
             effects = [*effects, *(PollNow(slot) for slot in self._partner_slots(slot))]
@@ -352,21 +350,24 @@ class Coordinator:
             )
             self.committer.entries_saved(slot, committable_entries)
 
-    def _assign_restore(self, task: Task) -> list[Effect]:
+    def _assign_restore(self, task: Task, now: float) -> list[Effect]:
         """Assign a restore point to a task that has just reported that it has none, and only then.
 
-        It is the oldest entry kept for its partition, so that the task can compute all that its
-        readers may need. It does not change during this boot. While all its entries are known to
-        be unrestorable it waits for a replica that saves one. A task that may get its state from a
-        partner gets none before that has failed (docs/design/state-movement.md).
+        It is what a partner lends, or else the oldest entry kept for its partition, so that the
+        task can compute all that its readers may need. It does not change during this boot. While
+        all its entries are known to be unrestorable it waits for a replica that saves one.
         """
         manifest = self.committer.settled_manifest  # None while a newer one may be in flight
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
         if not waits or task.assigned is not None or manifest is None or not self.ready:
             return []
-        if not self.movements.may_restore(task, self._replicas.get(task.partition, [])):
-            return []
-        refs = self.committer.restorable(manifest.entries.get(task.partition.key, ()))
+        kept = manifest.entries.get(task.partition.key, ())
+        if (lent := self._lent_point(task, kept, now)) is not None:
+            task.lent_starts += 1
+            return self._assigned(task, lent)
+        if (lender := self.lending.lender_for(task.slot)) is not None:
+            return [PollNow(lender)]
+        refs = self.committer.restorable(kept)
         if not refs:
             return []
         entry, segment = oldest(refs), self._segment(task.slot)
@@ -376,10 +377,21 @@ class Coordinator:
             self._unanswered[task.slot] = unanswered.source
             return []
         self._unanswered.pop(task.slot, None)
-        task.assigned = RestorePoint(epoch=entry.epoch, object=entry.object, begun=begun)
-        task.position = entry.epoch
+        return self._assigned(
+            task, RestorePoint(epoch=entry.epoch, object=entry.object, begun=begun)
+        )
+
+    def _lent_point(self, task: Task, kept: Refs, now: float) -> RestorePoint | None:
+        if self._generation is None:
+            return None
+        replicas = self._replicas.get(task.partition, [])
+        interval_s = self._generation.checkpoint_interval_s
+        return self.lending.restore_point(task, replicas, kept, self.is_suspected, interval_s, now)
+
+    def _assigned(self, task: Task, point: RestorePoint) -> list[Effect]:
+        task.assigned, task.position = point, point.epoch
         self._update_derived()
-        return [PollNow(task.slot)]
+        return [ReportRestorePoint(task.slot, task.pod.incarnation, point), PollNow(task.slot)]
 
     def _begin_polling(self, now: float) -> None:
         """No task can be polled, or is silent, before pods and a generation are known."""
@@ -421,8 +433,8 @@ class Coordinator:
             known[key] = max(sink.durable, known.get(key, NO_EPOCH))
 
     def _progress(self) -> Progress:
-        """The positions of tasks, the entries that they load, and the holds of newcomers."""
-        return self.movements.with_holds(Progress.of(self.membership))
+        """The positions of tasks, and the entries that they load."""
+        return Progress.of(self.membership)
 
     def _commit_inputs(self) -> CommitInputs | None:
         if not self._discovery_ended or self._generation is None or self._graph is None:
@@ -527,7 +539,7 @@ class Coordinator:
         segment = self._segment(slot)
         update = {
             **desired.fields_of(task),
-            "movement": self.movements.directive_for(task, self.membership),
+            "lend": self.lending.is_lender(slot),
             "event_times_of": self._beginnings.epochs_to_ask(segment) if segment else (),
         }
         return poll.model_copy(update=update)

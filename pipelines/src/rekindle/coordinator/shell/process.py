@@ -23,7 +23,7 @@ from rekindle.coordinator.model import (
     Pod,
     PollNow,
     ReadNewestManifest,
-    ReportMovementPhase,
+    ReportRestorePoint,
     StepDown,
     WriteManifest,
 )
@@ -127,9 +127,11 @@ class Process:
                 self._status.offer(report)
             case PollNow(slot=slot):
                 self._pollers.poll_now(slot)
-            case ReportMovementPhase(slot, incarnation, phase, reason):
-                what = f"state movement to {slot.key}, incarnation {incarnation}: {phase}"
-                _log.info("%s%s", what, f": {reason}" if reason else "")
+            case ReportRestorePoint(slot, incarnation, point):
+                lender = point.lender
+                origin = "the checkpoint" if lender is None else f"replica {lender.replica}"
+                what = f"{slot.key}, incarnation {incarnation}: restores epoch {point.epoch}"
+                _log.info("%s of %s", what, origin)
             case StepDown(reason=reason):
                 _log.error("fenced: %s", reason)
                 self._exit_code = FENCED

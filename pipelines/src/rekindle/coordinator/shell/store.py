@@ -14,11 +14,17 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from rekindle.checkpoints import EntryRef, Manifest, ManifestStore, Store, merge_entries
+from rekindle.checkpoints import (
+    Manifest,
+    ManifestStore,
+    Store,
+    merge_entries,
+)
 from rekindle.checkpoints.codec import encode_entry, entry_name
 from rekindle.checkpoints.state import entry_digest
 from rekindle.coordinator.model import CollectGarbage, StateMigration, WriteManifest
 from rekindle.errors import StoreError
+from rekindle.protocol import EntryRef
 
 T = TypeVar("T")
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from rekindle.coordinator.model import Partition
 from rekindle.exchange.routing import partitions_read
-from rekindle.topology.model import Topology
+from rekindle.topology.model import Partition, Topology
 from rekindle.topology.spec import QuerySpec
 
 

@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from rekindle.coordinator.model import Partition
 from rekindle.coordinator.tasks.membership import Task
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 
 GAP_S = 30.0
 """A task starts again after so long at its epoch, while no replica of an input has the next one."""

@@ -13,11 +13,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rekindle.coordinator.model import Partition, Pod, partition_of
+from rekindle.coordinator.model import Pod
 from rekindle.identity import STREAM_VERSIONS, stream_conflict
 from rekindle.protocol import STREAM_PORT, PollResponse, RestorePoint, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 MIN_SILENCE_S = 1.5
 """No task is suspected before this time."""
@@ -60,6 +60,7 @@ class Task:
     advanced_at: float | None = None
     response: PollResponse | None = None
     assigned: RestorePoint | None = None
+    lent_starts: int = 0  # restore points that a partner lent, since it was last Live
     position: int | None = None
     suspected_since: float | None = None
     silence_s: float = 0.0
@@ -91,6 +92,14 @@ class Task:
     def restores(self) -> bool:
         """Whether it has a restore point, and has not started."""
         return self.assigned is not None and self.phase in _PHASES_BEFORE_START
+
+    @property
+    def lent_from(self) -> int | None:
+        """The epoch after which it begins, or will begin, with a state that a partner lends."""
+        if self.response is not None and self.response.lent_from is not None:
+            return self.response.lent_from
+        assigned = self.assigned if self.phase is TaskPhase.WAITING else None
+        return assigned.epoch if assigned is not None and assigned.lender is not None else None
 
     @property
     def unknown(self) -> bool:
@@ -176,6 +185,8 @@ class Membership:
             task.position = None
             if response.phase == TaskPhase.WAITING:
                 task.assigned = None
+        if response.phase is TaskPhase.LIVE:
+            task.lent_starts = 0
         task.response = response
         task.position = _position(task, response)
         return is_urgent
@@ -231,11 +242,12 @@ class Membership:
     def reported_entries(self) -> frozenset[str]:
         """The saved entries in the tasks' last responses."""
         responses = [task.response for task in self if task.response is not None]
-        return frozenset(done.object for r in responses for done in r.checkpoints)
+        return frozenset(d.object for r in responses for d in r.checkpoints if d.object)
 
     def entries_in_use(self) -> frozenset[str]:
         """Entries from which tasks are restored, and from which they have yet to read state."""
-        assigned = (t.assigned.object for t in self if t.assigned is not None and t.restores)
+        points = (t.assigned for t in self if t.assigned is not None and t.restores)
+        assigned = (point.object for point in points if point.lender is None)
         fetched = (t.response.restoring for t in self if t.response is not None)
         return frozenset(entry for entry in (*assigned, *fetched) if entry is not None)
 
@@ -245,7 +257,7 @@ class Membership:
         for task in self:
             task.known_since = now
 
-    def ticked(self, now: float) -> list[Task]:
+    def woken(self, now: float) -> list[Task]:
         """Suspect silent tasks; returns those that became suspected."""
         if self._last_tick is not None and now - self._last_tick > MAX_TICK_GAP_S:
             self._extend_timers(now - self._last_tick - MAX_TICK_GAP_S, now)

@@ -13,11 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from rekindle.coordinator.model import Partition, partition_of
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import ConsistencyState, Endpoint, Partner, PollResponse, TaskPhase, Upstream
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 
 _LAG_STEPS_S = (2.0, 10.0, 60.0)
 """Lags are only compared by these steps, so that readers do not switch between similar ones."""
@@ -123,16 +122,15 @@ def running(
 def saver(replicas: list[Task], is_suspected: TaskPredicate) -> Slot | None:
     """The replica that saves a partition's checkpoints; None while no replica serves. In order of
     preference: one that is Live, otherwise CatchingUp; one that has fetched all of its state,
-    because others do not report what they save until then; one that did not get its state from a
-    partner, because others cannot refer to objects in the store, and save all of it; the lowest
+    because others do not report what they save until then; one that did not begin with a lent
+    state, because others cannot refer to objects in the store, and save all of it; the lowest
     number."""
 
     def preference(task: Task) -> tuple[bool, bool, bool, int]:
         response = task.response
         is_fetching = response is not None and response.restoring is not None
-        report = response.movement if response is not None else None
-        moved = report is not None and report.moved_through is not None
-        return task.phase != TaskPhase.LIVE, is_fetching, moved, task.slot.replica
+        borrowed = response is not None and response.lent_from is not None
+        return task.phase != TaskPhase.LIVE, is_fetching, borrowed, task.slot.replica
 
     responding = [t for t in replicas if t.response is not None and not is_suspected(t)]
     best = min(responding, key=preference, default=None)

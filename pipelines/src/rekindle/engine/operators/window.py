@@ -21,6 +21,7 @@ from rekindle.engine.operators.base import (
     Advanced,
     Aggregation,
     Analyze,
+    Evaluate,
     view_name,
 )
 from rekindle.engine.operators.window_kinds import ROW_TIME, WindowComputation, computation_of
@@ -101,6 +102,7 @@ class WindowOperator:
         rows: Sequence[pa.Table | None],
         clock: Clock,
         files: RunFiles | None,
+        evaluate: Evaluate,
     ) -> Advanced:
         (partials,) = rows
         kind = self.sql.computation

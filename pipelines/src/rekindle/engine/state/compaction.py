@@ -53,6 +53,9 @@ PAGE_ROWS = 4096
 PAGE_BYTES = 512 << 10
 """Limit of a page in bytes, so that pages of wide rows have fewer rows: a page is folded in memory,
 and reads fold several pages at once."""
+KEPT_PAGES = 4
+"""How many times as large a page of a table that keeps its rows is: a look-up searches all pages,
+and nothing folds several of them."""
 EXTRA_PAGES = 16
 """Maximum number of pages that a call compacts beyond twice what its own rows require: credit may
 have accumulated while runs were not available."""
@@ -222,7 +225,7 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
     for delta in state.deltas:
         if delta.seq > through:
             tables.append(between(delta.run, max(low, first_live), high))
-    pages = _cut(page, fold(shape, tables))
+    pages = _cut(page, fold(shape, tables), KEPT_PAGES if shape.kept is not None else 1)
     state = replace(
         state,
         pages=(*state.pages[:at], *pages, *state.pages[at + 1 :]),
@@ -233,13 +236,13 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
     return without_folded_deltas(state)
 
 
-def _cut(page: Page, rows: pa.Table) -> list[Page]:
-    """Cuts rows into pages of about PAGE_ROWS or PAGE_BYTES, between buckets, and between panes
-    where that is possible, so that a page has rows of windows that close together."""
+def _cut(page: Page, rows: pa.Table, times: int) -> list[Page]:
+    """Cuts rows into pages of about `times` PAGE_ROWS or PAGE_BYTES, between buckets, and between
+    panes where that is possible, so that a page has rows of windows that close together."""
     count = rows.num_rows
     if not count:
         return [replace(page, run=None)]
-    size = rows_within(PAGE_ROWS, PAGE_BYTES, count, rows.nbytes)
+    size = rows_within(times * PAGE_ROWS, times * PAGE_BYTES, count, rows.nbytes)
     if count <= 2 * size:
         return [replace(page, run=Run(rows))]
     panes = int64s(rows.column(0))

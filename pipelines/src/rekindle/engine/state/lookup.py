@@ -28,6 +28,9 @@ from rekindle.engine.state.runs import (
     take_rows,
 )
 
+SHORT_ROWS = 8
+"""Rows of one hash, up to which their times are compared one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Probes:
@@ -41,8 +44,9 @@ class Probes:
 @dataclass(frozen=True)
 class Found:
     """Ranges of rows: for probe `probe[i]` the `lengths[i]` rows of `runs[run[i]]` from `first[i]`
-    on; ordered by probe."""
+    on; ordered by probe. A short range may have rows of other times."""
 
+    probes: Probes
     runs: Sequence[Run]
     probe: Int64s
     run: Int64s
@@ -81,7 +85,9 @@ class Found:
             times[of_run] = self.runs[at].times[row[of_run]]
             numbers[of_run] = self.runs[at].numbers[row[of_run]]
         starts = np.cumsum([0, *(r.rows for r in self.runs)])
+        in_time = (times >= self.probes.low[probe]) & (times <= self.probes.high[probe])
         order = np.lexsort((numbers, times, probe))
+        order = order[in_time[order]]
         return probe[order], (starts[run] + row)[order]
 
     def rows(self, chosen: Int64s) -> pa.Table:
@@ -96,21 +102,21 @@ def find(state: OperatorState, slice_us: int, probes: Probes) -> Found:
     runs: list[Run] = []
     parts: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
     for run, seq in _touched(state, slice_us, ordered.low, ordered.high):
-        found = _find_in_run(run, slice_us, ordered, state.first_live_pane_us)
-        if seq is not None:
-            found = [_not_folded(state, seq, pane, ordered.hashes, part) for pane, part in found]
-        else:
-            found = [part for _, part in found]
+        by_pane = _find_in_run(run, slice_us, ordered, state.first_live_pane_us)
+        found = [
+            part if seq is None else _not_folded(state, seq, pane, ordered.hashes, part)
+            for pane, part in by_pane
+        ]
         found = [part for part in found if len(part[0])]
         parts += [(p, np.full(len(p), len(runs)), first, length) for p, first, length in found]
         runs += [run] if found else []
     if not parts:
         none = np.zeros(0, dtype=np.int64)
-        return Found((), none, none, none, none)
+        return Found(probes, (), none, none, none, none)
     probe, at, first, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
     probe = order[probe]
     by_probe = np.argsort(probe, kind="stable")
-    return Found(runs, probe[by_probe], at[by_probe], first[by_probe], lengths[by_probe])
+    return Found(probes, runs, probe[by_probe], at[by_probe], first[by_probe], lengths[by_probe])
 
 
 def between(shape: RunShape, state: OperatorState, slice_us: int, low: int, high: int) -> pa.Table:
@@ -158,7 +164,7 @@ def _find_in_run(
 ) -> list[tuple[int, _Part]]:
     """By pane that is live. The probes are ordered by hash."""
     found = []
-    hashes, times = run.hashes, run.times
+    hashes = run.hashes
     for pane, first, end in run.panes_at:
         if pane < first_live:
             continue
@@ -174,12 +180,13 @@ def _find_in_run(
         at = np.flatnonzero((begin < after) & touched)
         if not len(at):
             continue
-        begin, after = begin[at] + first, after[at] + first
+        begin, lengths = begin[at] + first, (after - begin)[at]
         at += low
-        begin = _bisect(times, begin, after, probes.low[at], or_equal=False)
-        after = _bisect(times, begin, after, probes.high[at], or_equal=True)
-        some = begin < after
-        found.append((pane, (at[some], begin[some], (after - begin)[some])))
+        if int(lengths.max()) > SHORT_ROWS:
+            times, after = run.times, begin + lengths
+            begin = _bisect(times, begin, after, probes.low[at], or_equal=False)
+            lengths = _bisect(times, begin, after, probes.high[at], or_equal=True) - begin
+        found.append((pane, (at, begin, lengths)))
     return found
 
 

@@ -317,11 +317,17 @@ def _groups_by_keys(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
 def _equal_keys(rows: pa.Table, one: Int64s, other: Int64s) -> npt.NDArray[np.bool_]:
     equal = np.ones(len(one), dtype=np.bool_)
     for name in _keys(rows):
-        values = _comparable(_array(rows.column(name)))
-        left, right = _take(values, one), _take(values, other)
-        nulls = pc.and_(left.is_null(), right.is_null())
-        found = pc.or_(pc.fill_null(pc.equal(left, right), False), nulls)
-        equal &= found.to_numpy(zero_copy_only=False)
+        values = _array(rows.column(name))
+        equal &= equal_values(_take(values, one), _take(values, other))
+    return equal
+
+
+def equal_values(one: pa.Array, other: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values are equal as keys: NULL and NaN equal themselves, and −0.0 equals 0.0."""
+    left, right = _comparable(one), _comparable(other)
+    nulls = pc.and_(left.is_null(), right.is_null())
+    found = pc.or_(pc.fill_null(pc.equal(left, right), False), nulls)
+    equal: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
     return equal
 
 

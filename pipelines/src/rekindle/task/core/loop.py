@@ -32,6 +32,7 @@ from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.state import TaskState
+from rekindle.transitions import InvalidTransition
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
 
@@ -159,14 +160,10 @@ _SUBJECTS = {
 }
 
 
-class InvalidLoopEvent(RekindleError):
-    """An event that cannot happen in a phase of the loop: a bug in the task."""
-
-
 class LoopCore:
     """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
     digest of all output through the newest epoch in the log. All that can happen is a method that
-    returns effects, and raises InvalidLoopEvent in a phase for which the table does not have it."""
+    returns effects; InvalidTransition if the table does not have it for the phase."""
 
     def __init__(
         self,
@@ -174,12 +171,11 @@ class LoopCore:
         checkpoint_interval_epochs: int,
         sizes: CallSizes,
         *,
-        branches: bool = False,
+        takes_again: bool = False,
     ) -> None:
-        """`branches`: output may be tentative. Then epochs that were taken but did not fit into the
-        call are not kept for the next one, since a tentative epoch may come before them; they are
-        taken again."""
-        self._branches = branches
+        """`takes_again`: epochs that were taken but did not fit into the call are not kept for the
+        next one, since a tentative epoch may come before them; they are taken again."""
+        self._takes_again = takes_again
         self._tentative: tuple[int, int] | None = None  # attempt and epoch, if such is in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
@@ -205,7 +201,7 @@ class LoopCore:
 
     def _check(self, event: str) -> None:
         if event not in VALID_EVENTS[self.phase]:
-            raise InvalidLoopEvent(f"loop: {event} while {self.phase}")
+            raise InvalidTransition(f"loop: {event} while {self.phase}")
 
     # -- taking ----------------------------------------------------------------------------------
 
@@ -356,7 +352,7 @@ class LoopCore:
         call, newest, self._call = self._call, self._call[-1], ()
         for _ in call:
             self._taken.popleft()
-        if self._branches:
+        if self._takes_again:
             self._taken.clear()
         is_checkpoint = (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
         operators = self._operators.with_joined_deltas() if is_checkpoint else self._operators

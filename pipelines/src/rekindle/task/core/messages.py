@@ -1,6 +1,6 @@
 """The settings and effects of `TaskCore`, which only simulators and tests run. Pure.
 
-The effects of its loop, saver, sinks and tentative inputs (`branches`) are in their modules.
+The effects of its loop, saver, sinks and streams are in their modules.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.memory import MemoryPlan, plan_memory
-from rekindle.exchange.state_mover.donor import DonorEffect, DonorLimits
-from rekindle.exchange.state_mover.newcomer import NewcomerEffect, NewcomerLimits
 from rekindle.identity import Identity
 from rekindle.protocol import PollResponse, SinkAssignment, TaskRef
-from rekindle.task.core.branches import BranchEffect
 from rekindle.task.core.loop import LoopRequest
 from rekindle.task.core.saver import SaverEffect
 from rekindle.task.core.sink import SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall
+from rekindle.task.core.streams import InputEffect
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
@@ -41,9 +39,7 @@ class TaskSettings:
     fence: int = -1  # the highest one that earlier boots have seen; -1: none
     identity: Identity = field(default_factory=Identity)
     memory: MemoryPlan = field(default_factory=plan_memory)
-    donor: DonorLimits = field(default_factory=DonorLimits)
-    newcomer: NewcomerLimits = field(default_factory=NewcomerLimits)
-    consistency: ConsistencySettings | None = None  # of a task whose output may be tentative
+    consistency: ConsistencySettings | None = None  # of a task that reads streams
     input_names: Sequence[str] = ()  # by `Channel.input`
 
 
@@ -73,10 +69,8 @@ TaskEffect = (
     Respond
     | RefusePoll
     | CallSink
-    | NewcomerEffect
-    | DonorEffect
     | LoopRequest
-    | BranchEffect
+    | InputEffect
     | SaverEffect
     | StartCall
     | CompleteStart

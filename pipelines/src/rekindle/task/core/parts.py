@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rekindle.protocol import CheckpointDone, SinkAssignment, SinkProgress
+from rekindle.protocol import EntryRef, SinkAssignment, SinkProgress
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.branches import BranchesCore
 from rekindle.task.core.loop import LoopCore
 from rekindle.task.core.saver import SaverCore
 from rekindle.task.core.sink import SinkCore
+from rekindle.task.core.streams import StreamsCore
 
 
 @dataclass(slots=True)
@@ -66,15 +66,15 @@ class SaverAdapter:
     def problem(self) -> str | None:
         return self.core.problem
 
-    def done(self) -> tuple[CheckpointDone, ...]:
+    def done(self) -> tuple[EntryRef, ...]:
         return self.core.saved()
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What a task has once it is restored. `branches`: None if its output is never tentative."""
+    """What a task has once it is restored. `streams`: None if it reads a source."""
 
     log: LogPositions
     loop: LoopCore
     sinks: Sinks
-    branches: BranchesCore | None = None
+    streams: StreamsCore | None = None

@@ -25,7 +25,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from rekindle.backoff import BackoffPolicy
-from rekindle.protocol import CheckpointDone, RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.core.snapshots import Holder, Snapshot, Snapshots, SnapshotsFull
 from rekindle.task.state import TaskState
@@ -64,7 +64,7 @@ class SaverCore:
         self.problem: str | None = None
         self._pending: deque[Snapshot] = deque()
         self._saving: Snapshot | None = None
-        self._saved: deque[CheckpointDone] = deque()
+        self._saved: deque[EntryRef] = deque()
         self._complete = True
         self._committed: RestorePoint | None = None
         self._distrusted = NO_EPOCH  # nothing of entries up to this epoch is reused
@@ -81,7 +81,7 @@ class SaverCore:
         waits = self._saving is None and self._pending
         return self._retry_at if waits else None
 
-    def saved(self) -> tuple[CheckpointDone, ...]:
+    def saved(self) -> tuple[EntryRef, ...]:
         """To be reported: saved and not yet committed, oldest first."""
         return tuple(self._saved) if self._complete else ()
 
@@ -122,7 +122,7 @@ class SaverCore:
         self._complete = True
         return self._next_save(now)
 
-    def entry_saved(self, done: CheckpointDone, now: float) -> list[SaverEffect]:
+    def entry_saved(self, done: EntryRef, now: float) -> list[SaverEffect]:
         self._end_save()
         self._failures, self.problem = 0, None
         if not self._is_covered(done.epoch):

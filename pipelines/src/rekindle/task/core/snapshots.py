@@ -29,7 +29,7 @@ class Holder(StrEnum):
     """Who needs a snapshot."""
 
     CHECKPOINT = "checkpoint"  # until it is saved, or a newer one takes its place
-    PARTNER = "partner"  # a state movement, until its session has ended
+    PARTNER = "partner"  # a state that is lent
 
 
 class SnapshotsFull(RekindleError):

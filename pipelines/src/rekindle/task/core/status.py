@@ -18,13 +18,13 @@ from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
 from rekindle.errors import StateLost
-from rekindle.exchange.state_mover.messages import MovementReport
 from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
-    CheckpointDone,
     ConsistencyState,
     Contradiction,
+    EntryRef,
     PollResponse,
+    RestorePoint,
     SinkProgress,
     TaskPhase,
     TaskProblem,
@@ -70,11 +70,16 @@ class SinksView(Protocol):
 class SaverView(Protocol):
     @property
     def problem(self) -> str | None: ...
-    def done(self) -> tuple[CheckpointDone, ...]: ...
+    def done(self) -> tuple[EntryRef, ...]: ...
+
+
+class LendingView(Protocol):
+    @property
+    def newest(self) -> RestorePoint | None: ...
 
 
 class FetchView(Protocol):
-    """The fetching of a restored state from the store."""
+    """The fetching of a restored state."""
 
     @property
     def problem(self) -> str | None: ...
@@ -115,8 +120,9 @@ class TaskStatus:
         self.last_epoch: int | None = None  # of a bounded source: no later epoch has rows
         self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
         self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
-        self.movement: Callable[[], MovementReport] | None = None
-        self.moved_through: int | None = None  # if it has started from a partner's state
+        self.lending: LendingView | None = None
+        self.lent_from: int | None = None  # the epoch after which a partner's state begins
+        self.may_be_live = True
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
@@ -174,9 +180,15 @@ class TaskStatus:
             contradiction = Contradiction(epoch=epoch, message=message)
             self._contradiction = (contradiction, self._committed)
 
-    def committed(self, epoch: int) -> None:
-        """The newest committed checkpoint of this partition."""
-        self._committed = epoch
+    def start_from(self, point: RestorePoint) -> None:
+        self.restored_from, self.restoring = point.epoch, point.object
+        if point.lender is not None:
+            self.lent_from, self.may_be_live = point.epoch, False
+        self.step(TaskEvent.START_BEGUN)
+
+    def committed(self, epoch: int, may_be_live: bool = True) -> None:
+        """The newest committed checkpoint of this partition. `may_be_live`: of the poll."""
+        self._committed, self.may_be_live = epoch, may_be_live
         if self._contradiction is not None:
             contradiction, before = self._contradiction
             if epoch > before and epoch >= contradiction.epoch:
@@ -188,14 +200,16 @@ class TaskStatus:
 
     def update_phase(self) -> None:
         """The task becomes Live within LIVE_WITHIN_EPOCHS of the head, once all of its state is
-        fetched, and stays so until it is more than BEHIND_AFTER_EPOCHS behind."""
+        fetched, and stays so until it is more than BEHIND_AFTER_EPOCHS behind. One that began with
+        a lent state waits until polls allow it."""
         phase = self.phase
         if self.components is None or not phase.serves:
             return
         head = self.components.inputs.head()
         behind = head - self.engine_epoch
         near = head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
-        if phase is TaskPhase.CATCHING_UP and near and self.restoring is None:
+        ready = self.restoring is None and self.may_be_live
+        if phase is TaskPhase.CATCHING_UP and near and ready:
             self.step(TaskEvent.CAUGHT_UP)
         elif phase is TaskPhase.LIVE and behind > BEHIND_AFTER_EPOCHS:
             self.step(TaskEvent.FELL_BEHIND)
@@ -233,12 +247,12 @@ class TaskStatus:
         return max(0.0, self._clock() - due_us / 1e6)
 
     def missing_state_bytes(self) -> int:
-        """State that is still fetched from the store."""
+        """State that is still fetched."""
         fetch = self.fetch
         return fetch.unfetched_bytes if fetch is not None else 0
 
     def snapshot_bytes(self) -> int:
-        """Memory that checkpoints and state movements keep beyond the newest state."""
+        """Memory that checkpoints and lent states keep beyond the newest state."""
         return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
 
     def epoch_p99_s(self) -> float:
@@ -249,6 +263,7 @@ class TaskStatus:
     def response(self, fence: int) -> PollResponse:
         components, fetch = self.components, self.fetch
         lost = fetch.lost if fetch is not None else None
+        in_store = self.lent_from is None  # what it fetches
         base = PollResponse(
             task=self._ref,
             boot_id=self.boot_id,
@@ -256,14 +271,15 @@ class TaskStatus:
             phase=self.phase,
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
-            restoring=self.restoring,
-            lost=lost.object if lost is not None else None,
+            lent_from=self.lent_from,
+            lent=self.lending.newest if self.lending is not None else None,
+            restoring=self.restoring if in_store else None,
+            lost=lost.object if lost is not None and in_store else None,
             problem=self._problem(components),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
             stream_protocol=STREAM_VERSIONS.protocol,
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
-            movement=self.movement() if self.movement is not None else None,
         )
         if components is None:
             return base.model_copy(update=self._output)
@@ -296,7 +312,7 @@ class TaskStatus:
             problem = TaskProblem(message=slow)
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
-                message=f"part of the state is not fetched from the store yet: {fetch.problem}",
+                message=f"part of the state is not fetched yet: {fetch.problem}",
                 saving=components is not None,  # after the start, checkpoints wait for it
             )
         if problem is not None or components is None:

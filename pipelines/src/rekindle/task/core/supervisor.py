@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle.errors import RekindleError
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, Upstream
+from rekindle.transitions import InvalidTransition
 
 REPORT_FAILURE_S = 5.0
 """How long a failed task waits for the poll to which it reports the failure."""
@@ -34,13 +34,6 @@ _ABORT_TIMEOUT_S = 0.5
 @dataclass(frozen=True, slots=True)
 class StartTask:
     restore: RestorePoint
-
-
-@dataclass(frozen=True, slots=True)
-class StartMoved:
-    """Start from the state of a partner, after `epoch`."""
-
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +60,11 @@ class ReportDigests:
 @dataclass(frozen=True, slots=True)
 class SetCommittedEntry:
     """The partition's entry in the newest manifest; None if it has none. `refused`: entries of the
-    partition that cannot be restored."""
+    partition that cannot be restored. `may_be_live`: see `PollRequest`."""
 
     point: RestorePoint | None
     refused: frozenset[str] = frozenset()
+    may_be_live: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +107,6 @@ class EndProcess:
 
 SupervisorEffect = (
     StartTask
-    | StartMoved
     | RouteInputs
     | SetSinks
     | ReportDigests
@@ -133,7 +126,7 @@ SupervisorEffect = (
 class ProcessPhase(StrEnum):
     """The phase of a task's process."""
 
-    WAITING = "waiting for a restore point, or for a partner's state"
+    WAITING = "waiting for a restore point"
     STARTING = "starting"
     RUNNING = "running"
     FAILED_UNREPORTED = "failed, until that is reported"
@@ -167,10 +160,6 @@ NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
 }
 
 
-class InvalidProcessPhase(RekindleError):
-    """A change of the phase that cannot happen: a bug in the task."""
-
-
 class SupervisorCore:
     """The process of one task."""
 
@@ -198,7 +187,7 @@ class SupervisorCore:
         """Whether a poll requires this boot to end, because its results may be wrong."""
         return poll is not None and poll.recompute == self._boot_id
 
-    # -- events; they raise InvalidProcessPhase --------------------------------------------------
+    # -- events; they raise InvalidTransition ----------------------------------------------------
 
     def poll_accepted(self, poll: PollRequest, now: float) -> list[SupervisorEffect]:
         """The newest poll that is not `ask_only`: the desired state."""
@@ -212,7 +201,7 @@ class SupervisorCore:
             case ProcessPhase.WAITING:
                 before = self._before_start(poll)
                 if poll.restore is None:
-                    return before  # a partner's state may come instead
+                    return before
                 self._enter(ProcessPhase.STARTING)
                 return [*before, StartTask(poll.restore), RouteInputs(poll.upstreams)]
             case ProcessPhase.STARTING:
@@ -220,14 +209,6 @@ class SupervisorCore:
             case ProcessPhase.RUNNING:
                 return self._apply_desired()
         return []
-
-    def state_moved(self, epoch: int, now: float) -> list[SupervisorEffect]:
-        """A partner's state after `epoch`, and its log, are installed."""
-        if self.phase is not ProcessPhase.WAITING:
-            return []  # it has failed meanwhile
-        self._enter(ProcessPhase.STARTING)
-        upstreams = self._desired.upstreams if self._desired is not None else ()
-        return [StartMoved(epoch), RouteInputs(upstreams)]
 
     def started(self, now: float) -> list[SupervisorEffect]:
         """State, inputs, engine and log are ready."""
@@ -282,7 +263,7 @@ class SupervisorCore:
             RouteInputs(desired.upstreams),
             SetSinks(desired.sinks_through, desired.sinks),
             ReportDigests(desired.digests_of),
-            SetCommittedEntry(desired.committed, frozenset(desired.refused)),
+            SetCommittedEntry(desired.committed, frozenset(desired.refused), desired.may_be_live),
         ]
 
     def _end(self, flush_s: float = FLUSH_TIMEOUT_S) -> list[SupervisorEffect]:
@@ -298,5 +279,5 @@ class SupervisorCore:
 
     def _enter(self, phase: ProcessPhase) -> None:
         if phase not in NEXT[self.phase]:
-            raise InvalidProcessPhase(f"task: '{phase}' cannot follow '{self.phase}'")
+            raise InvalidTransition(f"task: '{phase}' cannot follow '{self.phase}'")
         self.phase = phase

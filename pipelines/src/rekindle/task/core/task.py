@@ -4,8 +4,8 @@ effects. Pure.
 It combines the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
 drives each of them from its own thread; a simulator drives all of them through this one. It
 connects them: when the log grows the sinks write it, when the loop reaches a checkpoint the saver
-saves it, when sinks progress the log is truncated. The inputs are outside: they answer
-`TakeEpochs`. The inputs of a task whose output may be tentative are inside, in `branches`.
+saves it, when sinks progress the log is truncated. The streams that it reads are
+inside, in `streams`; a source is outside: it answers `TakeEpochs`.
 
 Design: docs/decisions/0045-task-core.md.
 """
@@ -17,31 +17,16 @@ from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, RekindleError
-from rekindle.exchange.state_mover.donor import (
-    DonorCore,
-    DonorCoreEvent,
-    LeaseChecked,
-    SessionsReleased,
-)
-from rekindle.exchange.state_mover.donor import StateReached as DonorStateReached
-from rekindle.exchange.state_mover.messages import MovementReport
-from rekindle.exchange.state_mover.newcomer import (
-    NewcomerCoreEvent,
-    NewcomerEffect,
-    StartFrom,
-    TimePassed,
-)
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
-    RestorePoint,
     SinkAssignment,
     TaskPhase,
     TaskProblem,
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.branches import BranchEffect, BranchesCore, InputEvent
+from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -57,7 +42,6 @@ from rekindle.task.core.loop import (
     TentativeCompleted,
 )
 from rekindle.task.core.messages import CallSink, RefusePoll, Respond, TaskEffect, TaskSettings
-from rekindle.task.core.movement import MovementPart
 from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
@@ -72,6 +56,7 @@ from rekindle.task.core.sink import (
 )
 from rekindle.task.core.start import StartCore, StartEffect
 from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.streams import InputEffect, InputEvent, StreamsCore
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
@@ -81,7 +66,6 @@ from rekindle.task.core.supervisor import (
     RunLoop,
     SetCommittedEntry,
     SetSinks,
-    StartMoved,
     StartTask,
     StopSinks,
     SupervisorCore,
@@ -100,12 +84,11 @@ class TaskCore:
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
-        self.movement = MovementPart(settings.ref, settings.boot_id, settings.newcomer)
-        self.donor: DonorCore | None = None  # once it has state
+        self.lending = LendingCore(settings.boot_id, self.saver.snapshots)
         self.parts: Parts | None = None
         self._settings = settings
         self._now = 0.0
-        self._take_request: TakeEpochs | None = None  # of the loop, which the branches answer
+        self._take_request: TakeEpochs | None = None  # of the loop, which the streams answer
         self.status = TaskStatus(
             settings.ref,
             settings.boot_id,
@@ -113,6 +96,7 @@ class TaskCore:
             settings.epoch_interval_us,
             self._clock,
         )
+        self.status.lending = self.lending
 
     def _clock(self) -> float:
         return self._now
@@ -124,14 +108,12 @@ class TaskCore:
     @property
     def wake_at(self) -> float | None:
         times = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
-        times.append(self.movement.wake_at)
-        if self.donor is not None:
-            times.append(self.donor.wake_at)
+        times.append(self.lending.wake_at)
         if (parts := self.parts) is not None:
             times.append(parts.loop.wake_at)
             times += [sink.wake_at for sink in parts.sinks.cores.values()]
-            if parts.branches is not None:
-                times.append(parts.branches.wake_at)
+            if parts.streams is not None:
+                times.append(parts.streams.wake_at)
         return min([at for at in times if at is not None], default=None)
 
     def response(self) -> PollResponse:
@@ -140,17 +122,7 @@ class TaskCore:
                 "topology": self._settings.identity.topology,
                 "engine": self._settings.engine,
                 "contained": self.polls.contained(),
-                "movement": self._movement_report(),
             }
-        )
-
-    def _movement_report(self) -> MovementReport:
-        movement = self.movement
-        return MovementReport(
-            None if movement.has_state else movement.newcomer_report(),
-            movement.holds(),
-            self.donor.sessions if self.donor is not None else (),
-            self.status.moved_through,
         )
 
     # -- events ----------------------------------------------------------------------------------
@@ -165,9 +137,9 @@ class TaskCore:
         if self.status.phase is TaskPhase.FAILED:
             effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
         if changed:
-            effects += self._update_movement(poll)
-            accepted = self.movement.without_early_restore(poll)
-            effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(accepted, now))
+            effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(poll, now))
+            if self.parts is not None and not self.supervisor.ended:
+                self.lending.poll_accepted(poll, self.parts.loop.state, now)
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -189,30 +161,26 @@ class TaskCore:
         *,
         compare_files_from: int | None = None,
         complete: bool = True,
-        written_through: int | None = None,
     ) -> list[TaskEffect]:
         """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`.
         `complete`: none of the state has to be fetched; otherwise `state_complete` follows.
-        `written_through`: the newest epoch that sinks certainly have; None: that of the state.
         `compare_files_from`: the first epoch of which an earlier boot may have written a wrong
         file; None: it has not."""
         self._now, settings = now, self._settings
         if self.supervisor.ended:
             return []
         log = LogPositions(log_base, log_last)
-        branches = None
+        streams = None
         if settings.consistency is not None:
-            branches = BranchesCore(settings.consistency, state.epoch + 1, state.watermark)
+            streams = StreamsCore(settings.consistency, state.epoch + 1, state.watermark)
         loop = LoopCore(
             state,
             settings.checkpoint_interval_epochs,
             CallSizes.of(settings.memory),
-            branches=branches is not None,
+            takes_again=streams is not None,
         )
-        written = state.epoch if written_through is None else written_through
-        sinks = Sinks(written, compare_files_from)
-        self.parts = Parts(log, loop, sinks, branches)
-        self.donor = DonorCore(self.movement.replica, settings.boot_id, state.epoch, settings.donor)
+        sinks = Sinks(state.epoch, compare_files_from)
+        self.parts = Parts(log, loop, sinks, streams)
         self.status.engine_epoch = state.epoch
         self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
         self.status.step(TaskEvent.STARTED)
@@ -240,12 +208,12 @@ class TaskCore:
 
     def heads_checked(self, heads: Sequence[int], now: float) -> list[TaskEffect]:
         """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none
-        has responded. Repeated; only for a task whose output may be tentative: the branches decide,
-        before it is Live, whether an input is missing."""
-        self._now, branches = now, self._branches()
-        if branches is None:
+        has responded. Repeated; only for a task that reads streams: they decide, before it is Live,
+        whether an input is missing."""
+        self._now, streams = now, self._streams()
+        if streams is None:
             return []
-        return self._apply_branch_effects(branches.check_heads(heads, now))
+        return self._apply_input_effects(streams.check_heads(heads, now))
 
     def log_truncated(self, base: int, now: float) -> list[TaskEffect]:
         self._now = now
@@ -283,19 +251,9 @@ class TaskCore:
         return [*_sink_calls(core, happened(core, now)), *self._truncate()]
 
     def input_reported(self, happened: InputEvent, now: float) -> list[TaskEffect]:
-        """Of a task whose output may be tentative; inputs of other tasks answer `TakeEpochs`."""
+        """Of a task that reads streams; a source answers `TakeEpochs`."""
         self._now = now
-        return self._step_branches(happened)
-
-    def newcomer_event_received(self, event: NewcomerCoreEvent, now: float) -> list[TaskEffect]:
-        """Of a state movement to this task."""
-        self._now = now
-        return self._apply_newcomer_effects(self.movement.step(event, now))
-
-    def donor_event_received(self, event: DonorCoreEvent, now: float) -> list[TaskEffect]:
-        """Of state movements from this task."""
-        self._now = now
-        return self._step_donor(event)
+        return self._step_streams(happened)
 
     def stop_requested(self, now: float) -> list[TaskEffect]:
         self._now = now
@@ -308,39 +266,14 @@ class TaskCore:
             *self._apply_supervisor_effects(self.supervisor.woken(now)),
             *self._apply_start_effects(self.start.woken(now)),
         ]
-        effects += self._apply_newcomer_effects(self.movement.step(TimePassed(), self._now))
-        effects += self._step_donor(LeaseChecked())
+        self.lending.woken(now)
         effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
-            effects += self._step_branches(BranchesCore.woken)
+            effects += self._step_streams(StreamsCore.woken)
             for core in self._sink_cores():
                 effects += _sink_calls(core, core.woken(self._now))
         return effects
-
-    # -- state movements -------------------------------------------------------------------------
-
-    def _update_movement(self, poll: PollRequest) -> list[TaskEffect]:
-        base = self.parts.log.base if self.parts is not None else None
-        effects = self._apply_newcomer_effects(self.movement.apply_poll(poll, base, self._now))
-        if poll.movement is not None and poll.movement.release:
-            effects += self._step_donor(SessionsReleased(poll.movement.release))
-        return effects
-
-    def _apply_newcomer_effects(
-        self, newcomer_effects: Sequence[NewcomerEffect]
-    ) -> list[TaskEffect]:
-        effects: list[TaskEffect] = []
-        for effect in newcomer_effects:
-            if isinstance(effect, StartFrom):
-                moved = self.supervisor.state_moved(effect.epoch, self._now)
-                effects += self._apply_supervisor_effects(moved)
-            else:
-                effects.append(effect)
-        return effects
-
-    def _step_donor(self, event: DonorCoreEvent) -> list[TaskEffect]:
-        return [*self.donor.step(event, self._now)] if self.donor is not None else []
 
     # -- the supervisor --------------------------------------------------------------------------
 
@@ -355,14 +288,8 @@ class TaskCore:
     def _apply_supervisor_effect(self, effect: SupervisorEffect) -> list[TaskEffect]:
         match effect:
             case StartTask(restore):
-                self.status.restored_from = restore.epoch
-                self.status.restoring = restore.object
-                self.status.step(TaskEvent.START_BEGUN)
+                self.status.start_from(restore)
                 return self._apply_start_effects(self.start.start_requested(restore, self._now))
-            case StartMoved(epoch):
-                self.status.restored_from = self.status.moved_through = epoch
-                self.status.step(TaskEvent.START_BEGUN)
-                return self._apply_start_effects(self.start.state_arrived(self._now))
             case RunLoop():
                 return self._apply_loop_effects(self._started().loop.woken(self._now))
             case SetSinks(through, sinks):
@@ -370,8 +297,8 @@ class TaskCore:
             case ReportDigests(epochs):
                 self.status.request_digests(epochs)
                 return []
-            case SetCommittedEntry(point, refused):
-                return self._record_committed(point, refused)
+            case SetCommittedEntry():
+                return self._record_committed(effect)
             case StopSinks():
                 if self.parts is not None:
                     self.parts.sinks.cores.clear()
@@ -380,21 +307,20 @@ class TaskCore:
                 self.status.step(TaskEvent.STOP_REQUESTED)
                 return [effect]
             case TruncateLog(floor):
-                log, floor = self._started().log, self.movement.floor(floor)
+                log = self._started().log
                 return [TruncateLog(floor)] if log.base <= min(floor, log.last) else []
             case RouteInputs() | DiscardLog() | CompareSinkFiles():
                 return [effect]
         assert_never(effect)
 
-    def _record_committed(
-        self, point: RestorePoint | None, refused: frozenset[str]
-    ) -> list[TaskEffect]:
-        self.status.committed(point.epoch if point is not None else NO_EPOCH)
+    def _record_committed(self, entry: SetCommittedEntry) -> list[TaskEffect]:
+        epoch = entry.point.epoch if entry.point is not None else NO_EPOCH
+        self.status.committed(epoch, entry.may_be_live)
         effects: list[TaskEffect] = []
-        if point is not None:
-            effects += self.saver.entry_committed(point, self._now)
-        if refused:
-            effects += self.saver.entries_refused(refused, self._now)
+        if entry.point is not None:
+            effects += self.saver.entry_committed(entry.point, self._now)
+        if entry.refused:
+            effects += self.saver.entries_refused(entry.refused, self._now)
         return effects
 
     def _apply_start_effects(self, start_effects: Sequence[StartEffect]) -> list[TaskEffect]:
@@ -432,7 +358,6 @@ class TaskCore:
                 case CallCompleted(epochs, took_s):
                     self.status.processed(epochs[-1].epoch, took_s)
                     effects += self._update_phase()
-                    effects += self._step_donor(DonorStateReached(epochs[-1].epoch))
                     effects += self._log_grew()
                     effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():
@@ -444,72 +369,72 @@ class TaskCore:
                     effects += self._give_up(error)
         return effects
 
-    # -- tentative output ------------------------------------------------------------------------
+    # -- streams ----------------------------------------------------------------------------------
 
     def _request_epochs(self, request: TakeEpochs) -> list[TaskEffect]:
-        """If the task has branches, they answer the loop, as soon as they can."""
-        if self._started().branches is None:
+        """If the task reads streams, they answer the loop, as soon as they can."""
+        if self._started().streams is None:
             return [request]
         self._take_request = request
         return self._give_epochs()
 
     def _give_epochs(self) -> list[TaskEffect]:
-        """Give the loop the epochs that it has requested, if the branches have them."""
+        """Give the loop the epochs that it has requested, if the streams have them."""
         parts, request = self._started(), self._take_request
-        if parts.branches is None or request is None or not parts.branches.may_take:
+        if parts.streams is None or request is None or not parts.streams.may_take:
             return []
-        taken = parts.branches.take(request.bounds)
+        taken = parts.streams.take(request.bounds)
         if taken is None:
             return []
         self._take_request = None
         return self._apply_loop_effects(taken(parts.loop, self._now))
 
     def _stable_processed(self, through: int) -> list[TaskEffect]:
-        return self._step_branches(lambda branches, now: branches.stable_processed(through, now))
+        return self._step_streams(lambda streams, now: streams.stable_processed(through, now))
 
-    def _step_branches(self, happened: InputEvent) -> list[TaskEffect]:
-        branches = self._started().branches
-        if branches is None:
+    def _step_streams(self, happened: InputEvent) -> list[TaskEffect]:
+        streams = self._started().streams
+        if streams is None:
             return []
         try:
-            return self._apply_branch_effects(happened(branches, self._now))
+            return self._apply_input_effects(happened(streams, self._now))
         except RekindleError as error:
             return self._give_up(error)
 
     def _tentative_completed(self, completed: TentativeCompleted) -> list[TaskEffect]:
-        branches = self._branches()
-        assert branches is not None, "only branches give tentative epochs"
+        streams = self._streams()
+        assert streams is not None, "only streams give tentative epochs"
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
-            return self._apply_branch_effects(branches.leave_out(attempt, epoch, self._now))
-        return self._apply_branch_effects(branches.tentative_processed(attempt, epoch, self._now))
+            return self._apply_input_effects(streams.leave_out(attempt, epoch, self._now))
+        return self._apply_input_effects(streams.tentative_processed(attempt, epoch, self._now))
 
     def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
-        branches, boot = self._branches(), self._settings.boot_id
-        if branches is None:
+        streams, boot = self._streams(), self._settings.boot_id
+        if streams is None:
             return []
-        return self._apply_branch_effects(branches.update_partner(poll.partner, boot, self._now))
+        return self._apply_input_effects(streams.update_partner(poll.partner, boot, self._now))
 
     def _update_phase(self) -> list[TaskEffect]:
         """Once the task is Live, its output may be tentative."""
         self.status.update_phase()
-        branches = self._branches()
-        if branches is None or self.status.phase is not TaskPhase.LIVE:
+        streams = self._streams()
+        if streams is None or self.status.phase is not TaskPhase.LIVE:
             return []
-        return self._apply_branch_effects(branches.allow_tentative(self._now))
+        return self._apply_input_effects(streams.allow_tentative(self._now))
 
-    def _apply_branch_effects(self, branch_effects: Sequence[BranchEffect]) -> list[TaskEffect]:
-        branches = self._branches()
-        assert branches is not None, "these are effects of branches"
+    def _apply_input_effects(self, input_effects: Sequence[InputEffect]) -> list[TaskEffect]:
+        streams = self._streams()
+        assert streams is not None, "these are effects of streams"
         names = self._settings.input_names
-        missing = sorted({names[channel.input] for channel in branches.missing()})
+        missing = sorted({names[channel.input] for channel in streams.missing()})
         self.status.set_consistency(
-            branches.state, branches.tentative_epoch, missing, branches.partner
+            streams.state, streams.tentative_epoch, missing, streams.partner
         )
-        return [*branch_effects, *self._give_epochs()]
+        return [*input_effects, *self._give_epochs()]
 
-    def _branches(self) -> BranchesCore | None:
-        return self.parts.branches if self.parts is not None else None
+    def _streams(self) -> StreamsCore | None:
+        return self.parts.streams if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
         effects, last = list[TaskEffect](), self._started().log.last

@@ -17,7 +17,7 @@ import pyarrow as pa
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.sunion import Channel
 from rekindle.streams.wire import StreamProgress
-from rekindle.task.core.branches import InputEvent
+from rekindle.task.core.streams import InputEvent
 
 _NO_ROWS = pa.table({})
 

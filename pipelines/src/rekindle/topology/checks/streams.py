@@ -161,7 +161,7 @@ def _partitions(
     path: str,
     problems: list[Problem],
 ) -> int:
-    if node.key_by or (kind is not None and kind.keys(0)):
+    if node.key_by or (kind is not None and kind.distributes_rows):
         return node.partitions or 1
     counts = {s.partitions for s in inputs.values()}
     inherits = kind is not None and kind.inherits_partitions

@@ -14,6 +14,7 @@ from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
     EventTimeSpec,
+    JoinSpec,
     OperatorCheckpointSpec,
     OperatorSpec,
     RecoverySpec,
@@ -64,6 +65,9 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
         for kind in OperatorSpec.KINDS
         if kind not in KINDS
+    },
+    JoinSpec: {
+        "when_missing": ("whenMissing Block", "use EmitMatches, or leave it out"),
     },
     OperatorCheckpointSpec: {
         "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rekindle.errors import Problem
-from rekindle.topology.operators.kind import OperatorKind, Stream, check_key
+from rekindle.topology.operators.kind import OperatorKind, Stream, check_key, no_event_time
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.schema import Field, Scalar, Schema
 from rekindle.topology.spec import OperatorSpec, WindowSpec
@@ -21,6 +21,10 @@ from rekindle.topology.windows.registry import check_window, windows_of
 
 
 class WindowOperatorKind(OperatorKind):
+    @property
+    def needs_all_rows(self) -> bool:
+        return True
+
     @property
     def _window(self) -> WindowSpec:
         assert self.node.window is not None, f"operator {self.node.name} has no window"
@@ -66,7 +70,7 @@ def _output(
         if stream is None or stream.schema is None:
             continue
         if stream.event_time is None:
-            problems.append(_no_event_time(name, stream, f"{path}.inputs[{at}]"))
+            problems.append(no_event_time("a window", name, stream, f"{path}.inputs[{at}]"))
         elif stream.at_window_end is None:
             problems.append(_two_event_times(name, f"{path}.inputs[{at}]"))
     schema = _same_schema(inputs, f"{path}.inputs", problems)
@@ -83,16 +87,6 @@ def _output(
         hint = "its columns are window_start, window_end, groupBy and the aggregates"
         problems.append(Problem(f"{path}.window", "DuplicateColumn", what, hint))
     return None if twice else Schema(tuple(fields))
-
-
-def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
-    why = f": {stream.no_event_time}" if stream.no_event_time else ""
-    what = f"a window needs event time, and input {name} has none{why}"
-    hint = (
-        "set eventTime of the source, and output its column in every SELECT, under any name and "
-        "at the same position"
-    )
-    return Problem(path, "NoEventTime", what, hint)
 
 
 def _two_event_times(name: str, path: str) -> Problem:

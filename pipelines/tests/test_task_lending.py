@@ -1,0 +1,154 @@
+"""A partner as a store: what it lends, over HTTP, from one process to the same.
+
+Design: docs/design/lent-state.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from state_parts import of_runs, tables_of
+from task_world import FakeStates
+
+from rekindle.checkpoints.codec import CheckpointName
+from rekindle.checkpoints.lent import LentState
+from rekindle.checkpoints.state import StateStore
+from rekindle.checkpoints.store import UnreadableObject
+from rekindle.engine.model import State
+from rekindle.engine.state.runs import Run
+from rekindle.engine.state.spill import RunFiles
+from rekindle.errors import ObjectMissing, StoreError
+from rekindle.identity import Identity
+from rekindle.protocol import Endpoint, PollRequest, RestorePoint, TaskRef
+from rekindle.streams import server as server_module
+from rekindle.streams.server import StreamServer
+from rekindle.task import lending
+from rekindle.task.lending import LenderStore, StateLender
+from rekindle.task.saver import CheckpointSaver
+from rekindle.task.state import TaskState
+
+ADDRESS = "127.0.43.1"
+OWN = Identity("u", "token-a")
+TASK = TaskRef(segment="s", partition=0, replica=0, incarnation=2)
+pytestmark = pytest.mark.process
+
+
+class Lender:
+    """A replica with a state of 20 runs, of which each is an object."""
+
+    def __init__(self) -> None:
+        runs = [Run(pa.table({"__w": [at] * 2048, "n": range(at, at + 2048)})) for at in range(20)]
+        self.state = TaskState(29, 2900, State({"op": of_runs(*runs)}), "chained")
+        self.saver = CheckpointSaver(FakeStates())
+        self.server = StreamServer(ADDRESS, 0, OWN, incarnation=2)
+        self.lender = StateLender("boot-1", lambda: self.state, self.saver, self._describe)
+        self.server.serve_lent(self.lender.read)
+
+    def _describe(self, name: str, state: TaskState) -> LentState:
+        at = CheckpointName("s", 0, state.epoch, "")
+        operators = state.operators
+        return LentState(name, "u", at, state.watermark, ("op",), operators, state.chained_digest)
+
+    def lend(self, committed: int = 20) -> str:
+        point = RestorePoint(epoch=committed)
+        poll = PollRequest(
+            topology="u", fence=1, generation=1, task=TASK, lend=True, committed=point
+        )
+        self.lender.apply_poll(poll)
+        newest = self.lender.newest
+        assert newest is not None
+        assert newest.object is not None
+        return newest.object
+
+    def store(self, identity: Identity = OWN, incarnation: int = 2) -> LenderStore:
+        address = f"{ADDRESS}:{self.server.port}"
+        return LenderStore(Endpoint(address=address, replica=0, incarnation=incarnation), identity)
+
+    def stop(self) -> None:
+        self.lender.stop(1)
+        self.server.stop()
+        self.saver.stop(1)
+
+
+@pytest.fixture
+def lender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lender]:
+    monkeypatch.setattr("rekindle.checkpoints.state.OBJECT_BYTES", 1)
+    made = Lender()
+    yield made
+    made.stop()
+
+
+def test_a_partner_is_restored_from_like_the_store(lender: Lender, tmp_path: Path) -> None:
+    name = lender.lend()
+    states = StateStore(lender.store(), "u", RunFiles(tmp_path / "runs", memory_bytes=0))
+    entry, state, fetch = states.open(name)
+    lender.state = TaskState(30, 3000, State({"op": of_runs()}))  # it goes on meanwhile
+    assert (entry.epoch, entry.watermark, entry.chain) == (29, 2900, "chained")
+    fetch.start()
+    fetch.finish()
+    fetch.stop()
+    assert [table["n"][0].as_py() for table in tables_of(state)] == list(range(20))
+
+
+def test_what_was_not_asked_for_is_not_lent(lender: Lender) -> None:
+    with pytest.raises(ObjectMissing, match="not lent any more"):
+        lender.store().get("u/lent/boot-1/29")
+
+
+def test_a_poll_that_does_not_ask_lends_nothing(lender: Lender) -> None:
+    poll = PollRequest(topology="u", fence=1, generation=1, task=TASK)
+    lender.lender.apply_poll(poll)
+    assert lender.lender.newest is None
+
+
+def test_a_task_without_state_lends_nothing() -> None:
+    server = StreamServer(ADDRESS, 0, OWN, incarnation=2)
+    endpoint = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=2)
+    with pytest.raises(ObjectMissing, match="lends no state"):
+        LenderStore(endpoint, OWN).get("u/lent/boot-1/29")
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    ("identity", "incarnation"),
+    [(Identity("u", "other"), 2), (Identity("other", "token-a"), 2), (OWN, 3)],
+)
+def test_strangers_get_nothing(lender: Lender, identity: Identity, incarnation: int) -> None:
+    name = lender.lend()
+    with pytest.raises(ObjectMissing):
+        lender.store(identity, incarnation).get(f"u/{name}")
+
+
+def test_a_damaged_object_is_read_again(lender: Lender, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, store = lender.lend(), lender.store()
+    monkeypatch.setattr(server_module, "lent_digest", lambda data: bytes(16))
+    with pytest.raises(UnreadableObject, match="arrived damaged"):
+        store.get(f"u/{name}")
+    monkeypatch.undo()
+    assert store.get(f"u/{name}")
+
+
+def test_a_lender_that_is_silent_for_long_is_lost(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, store = lender.lend(), lender.store()
+    lender.server.stop()
+    with pytest.raises(StoreError) as caught:
+        store.get(f"u/{name}")
+    assert not isinstance(caught.value, ObjectMissing)
+    monkeypatch.setattr(lending, "SILENT_S", 0.0)
+    with pytest.raises(ObjectMissing, match="does not lend"):
+        store.get(f"u/{name}")
+
+
+def test_a_state_that_nobody_reads_is_forgotten(
+    lender: Lender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lender.lend()
+    monkeypatch.setattr("rekindle.task.core.lending.LEND_S", 0.0)
+    lender.lender.tick()
+    assert lender.lender.newest is None
+    assert not lender.saver.held(lender.state.operators)
