@@ -20,7 +20,7 @@ from rekindle.engine.row_window_state import RowWindowShape, advance
 from rekindle.engine.session_state import FIRST, LAST
 from rekindle.engine.state import compaction
 from rekindle.engine.state.compaction import compact_all, join_single_deltas
-from rekindle.engine.state.operator import EMPTY, OperatorState, begins_after
+from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, GroupShape
 from rekindle.streams.digest import digest_table
@@ -80,9 +80,8 @@ def played(
     history: Sequence[list[Row]],
     sizes: Sequence[int] = (1,),
     between: Callable[[OperatorState], OperatorState] = lambda state: state,
-    begin: OperatorState = EMPTY,
 ) -> tuple[OperatorState, pa.Table]:
-    epochs, state, closed, at, turn = numbered(history), begin, [], 0, 0
+    epochs, state, closed, at, turn = numbered(history), EMPTY, [], 0, 0
     while at < len(epochs):
         part = epochs[at : at + sizes[turn % len(sizes)]]
         done = advance(shape, state, partials_of(part))
@@ -158,16 +157,6 @@ def restored(state: OperatorState, files: RunFiles) -> OperatorState:
     saved = StateStore(store, "u").save("s", 0, 9, 0, ["op"], State({"op": state}), None)
     assert saved.object is not None
     return StateStore(store, "u", files).load(saved.object)[1].operators.get("op", state)
-
-
-@given(histories, shapes)
-def test_an_operator_that_begins_later_counts_from_its_first_row(
-    history: list[list[Row]], rows_and_panes: tuple[int, int]
-) -> None:
-    shape = shape_of(rows_and_panes)
-    begun = played(shape, history, begin=begins_after(EMPTY, 10**15))
-    plain = played(shape, history)
-    assert digest_table(begun[1]) == digest_table(plain[1])
 
 
 def test_a_group_keeps_as_many_panes_as_a_window_has() -> None:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.engine.window_assigners import HoppingAssigner
-from rekindle.topology.spec import WindowSpec
+from rekindle.topology.operators.window import WindowOperatorKind
+from rekindle.topology.spec import OperatorSpec, WindowSpec
 from rekindle.topology.windows.hopping import HoppingWindows
 from rekindle.topology.windows.registry import KINDS, check_window, windows_of
 
@@ -64,6 +65,12 @@ def test_fields_that_do_not_go_together_are_refused(
 ) -> None:
     problems = check_window(window(**fields), "w")
     assert [p for p in problems if p.path == path and p.message.startswith(message)]
+
+
+@pytest.mark.parametrize("field", KINDS)
+def test_only_windows_of_rows_may_begin_with_any_row(field: str) -> None:
+    node = OperatorSpec(name="w", inputs=("a",), window=window(**{field: OF_EACH_KIND[field]}))
+    assert WindowOperatorKind(node).needs_all_rows == (field != "rows")
 
 
 def test_every_field_of_a_window_belongs_to_a_kind_or_to_all() -> None:

@@ -22,7 +22,13 @@ _ROW_WISE = (
     "SELECT upper(city) AS city, fare, seats, at FROM {0} WHERE city IS NOT NULL",
 )
 _AGGREGATES = ("count(*) AS trips", "count(*) AS trips, avg(fare) AS mean", "max(seats) AS seats")
-_WINDOWS = ({"size": "1h"}, {"size": "1h", "slide": "15m"}, {"size": "1d", "slide": "6h"})
+_WINDOWS = (
+    {"size": "1h"},
+    {"size": "1h", "slide": "15m"},
+    {"size": "1d", "step": "6h"},
+    {"session": "30m"},
+    {"rows": 100, "slideRows": 10},
+)
 _MAX_OPERATORS = 6
 _LARGE = 0.02  # chance of tens of operators
 

@@ -5,8 +5,8 @@ A pane has `slideRows` consecutive rows of a group, in the order of (epoch, inpu
 window the panes of `rows` rows; it is written in the epoch of the row that makes it full. Spark
 computes the partials of each row. A group's pane with the number n is in the slot n modulo the
 panes of a window, so what is there is replaced by the pane that comes after the windows that it was
-in. The `__w` of slots are after all event times: nothing is ever dropped, and a group's newest
-panes are kept for good. An operator that begins later than the topology counts from its first row.
+in. `__w` is the slot, no time: nothing is ever dropped, and a group's newest panes are kept for
+good. An operator that begins later than the topology counts from its first row.
 
 A pane is the left fold of its rows, a window a fold of its panes in a constant order, so one call
 over many epochs gives the same bits as one for each.
@@ -27,7 +27,7 @@ from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
 from rekindle.engine.session_state import GROUP_BYTES, GROUP_ROWS, LAST
 from rekindle.engine.state.compaction import compact
-from rekindle.engine.state.operator import END_OF_PANES, OperatorState, append, chained
+from rekindle.engine.state.operator import OperatorState, append, chained
 from rekindle.engine.state.reading import read_groups
 from rekindle.engine.state.runs import (
     HASH,
@@ -77,11 +77,6 @@ class RowWindowShape:
             merged.keys, tuple((name, kind, newest) for name, kind in (*place, *partials))
         )
 
-    @property
-    def first_slot(self) -> int:
-        """The `__w` of the first slot."""
-        return END_OF_PANES - self.panes
-
 
 def advance(
     shape: RowWindowShape,
@@ -127,7 +122,7 @@ class _Portion:
     ) -> None:
         self._shape = shape
         self._merged = shape.groups.run_shape
-        kept = read_groups(shape.run_shape, state, shape.first_slot, END_OF_PANES, hashes)
+        kept = read_groups(shape.run_shape, state, 0, shape.panes, hashes)
         new = np.flatnonzero(np.isin(uint64s(rows.table.column(HASH)), hashes))
         tables = [kept.select(self._merged.schema.names), rows.table.take(pa.array(new))]
         table = concatenate(self._merged, tables)
@@ -174,7 +169,7 @@ class _Portion:
         at = np.flatnonzero(self._is_new & (self._number > newest - shape.panes))
         number = self._number[at]
         rows = self.panes.take(pa.array(at))
-        rows = rows.set_column(0, PANE, pa.array(shape.first_slot + number % shape.panes))
+        rows = rows.set_column(0, PANE, pa.array(number % shape.panes))
         rows = rows.append_column(PANE_NUMBER, pa.array(number))
         rows = rows.append_column(PANE_ROWS, pa.array(self._count[at]))
         return rows.select(shape.run_shape.schema.names)

@@ -160,13 +160,17 @@ def _rows_of_groups(run: Run, first: int, end: int, hashes: Uint64s) -> Int64s:
         if not first <= pane < end:
             continue
         rows = run.hashes[low:high]
-        if high - low > len(hashes):
-            begin = np.searchsorted(rows, hashes)
-            lengths = np.searchsorted(rows, hashes, "right") - begin
-            found.append(numbers_of_ranges(begin + low, lengths))
+        begin, after = hashes.searchsorted(rows[0]), hashes.searchsorted(rows[-1], "right")
+        some = hashes[begin:after]
+        if not len(some):
+            continue
+        if high - low > len(some):
+            firsts = np.searchsorted(rows, some)
+            lengths = np.searchsorted(rows, some, "right") - firsts
+            found.append(numbers_of_ranges(firsts + low, lengths))
         else:
-            at = np.minimum(np.searchsorted(hashes, rows), len(hashes) - 1)
-            found.append(np.flatnonzero(hashes[at] == rows) + low)
+            at = np.minimum(np.searchsorted(some, rows), len(some) - 1)
+            found.append(np.flatnonzero(some[at] == rows) + low)
     return np.concatenate(found)
 
 

@@ -23,7 +23,7 @@ from rekindle.topology.windows.registry import check_window, windows_of
 class WindowOperatorKind(OperatorKind):
     @property
     def needs_all_rows(self) -> bool:
-        return True
+        return self._window.rows is None  # these are counted from the first one that is read
 
     @property
     def _window(self) -> WindowSpec:
@@ -41,7 +41,7 @@ class WindowOperatorKind(OperatorKind):
                 hint = "a group must be in one partition: add it to groupBy, or drop it from keyBy"
                 problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
         schema = _output(self.node, window, inputs, path, problems)
-        ends = {s.at_window_end for s in inputs.values()}
+        ends = {s.at_window_end for s in inputs.values()} or {False}
         if window.rows is None:
             ends = {True}
         return Stream(schema, END, at_window_end=ends.pop() if len(ends) == 1 else None)
