@@ -29,6 +29,8 @@ class Records:
     def __init__(self) -> None:
         self.records: dict[int, bytes] = {}
         self.away = False
+        self.request_s = 0.0  # how long a request takes
+        self.reading = self.most_reading = 0  # requests at the same time
         self._lock = threading.Lock()
 
     def list(self) -> set[int]:
@@ -36,7 +38,12 @@ class Records:
         return set(self.records)
 
     def read(self, first: int) -> bytes | None:
+        with self._lock:
+            self.reading += 1
+            self.most_reading = max(self.reading, self.most_reading)
         self._require()
+        with self._lock:
+            self.reading -= 1
         return self.records.get(first)
 
     def create(self, first: int, data: bytes) -> bool:
@@ -48,6 +55,7 @@ class Records:
         self.records[record.first] = encode_cut_record(record)
 
     def _require(self) -> None:
+        time.sleep(self.request_s)
         if self.away:
             raise StoreError("the store is away")
 
@@ -223,6 +231,31 @@ def test_what_is_too_large_for_one_epoch_is_in_the_next(open_inputs: OpenInputs)
     taken = take(open_inputs(source, Records()), 5)
     rows = [e.inputs[0].num_rows for e in taken]
     assert rows[:3] == [10, 10, 5]
+
+
+def test_a_slow_store_costs_latency_and_no_throughput(open_inputs: OpenInputs) -> None:
+    records, source = Records(), Source()
+    records.request_s = 5 * EPOCH_US / 1e6  # of a request; each record has several epochs
+    inputs = open_inputs(source, records)
+    taken = list[EpochInput]()
+    for _ in range(40):
+        source.end += 1
+        taken += inputs.take(CallBounds(), EPOCH_US / 1e6)
+    taken += take(inputs, inputs.head())
+    assert numbers(taken) == list(range(40))
+    assert len(records.records) < len(taken) / 3
+
+
+def test_a_replay_reads_many_records_at_once(open_inputs: OpenInputs) -> None:
+    records = Records()
+    for n in range(60):
+        records.add(CutRecord(n, n, {"0": n}, {"0": n + 1}, identity="topic"))
+    records.request_s = 0.02
+    source = Source()
+    source.end = 60
+    time.sleep(60 * EPOCH_US / 1e6)
+    assert numbers(take(open_inputs(source, records), 59)) == list(range(60))
+    assert records.most_reading > 4
 
 
 def test_a_reader_that_is_overtaken_fails(open_inputs: OpenInputs) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, assert_never
 
@@ -48,6 +50,9 @@ from rekindle.task.inputs import Clock
 from rekindle.workers import CallTimer, Worker
 
 RETRY = BackoffPolicy(first_s=0.1, longest_s=5.0, jitter=0.5)
+PARALLEL_READS = 8
+"""Records of a replay that are read at the same time: a request may take 50 ms."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -110,6 +115,9 @@ class LiveInputs:
         self._calls = CallTimer(why=f"waiting for {source.waiting_for()}, or for the store")
         self._event_times: dict[int, EventTimes] = {}
         self._asked: set[int] = set()  # epochs whose event times are asked for
+        self._listed: list[int] = []  # first epochs of records that may have to be read
+        self._reads: dict[int, Future[CutRecord | None]] = {}
+        self._readers = ThreadPoolExecutor(PARALLEL_READS, "cut-records")
         # Of the planning thread:
         self._backoff = Backoff(RETRY)
         self._proposed: tuple[Position, Position, SourceRows] | None = None
@@ -181,6 +189,7 @@ class LiveInputs:
         self._worker.stop()
         with self._changed:
             self._changed.notify_all()
+        self._readers.shutdown(wait=False, cancel_futures=True)
         self._worker.join(timeout_s=2.0)
         if not self._worker.alive:  # a call that has not returned uses it
             self._source.close()
@@ -233,9 +242,11 @@ class LiveInputs:
         with self._calls.during(f"planning epoch {self._cuts.next_epoch} of the source"):
             match request:
                 case ListRecords():
-                    self._cuts.listed(self._store.list(), sent_at)
+                    listed = self._store.list()
+                    self._cuts.listed(listed, sent_at)
+                    self._listed, self._reads = sorted(listed), {}
                 case ReadRecord(first):
-                    self._cuts.record_read(self._record(self._store, first), time.monotonic())
+                    self._cuts.record_read(self._record_of_chain(first), time.monotonic())
                 case FindEnds(after):
                     self._cuts.ends_found(self._source.ends(after), self.head())
                 case ReadRows(start, end):
@@ -247,6 +258,16 @@ class LiveInputs:
                     self._cuts.created(created, sent_at, time.monotonic())
                 case _:
                     assert_never(request)
+
+    def _record_of_chain(self, first: int) -> CutRecord | None:
+        """Those that are listed after it are read at the same time."""
+        at = bisect_left(self._listed, first)
+        del self._listed[:at]
+        for listed in self._listed[:PARALLEL_READS]:
+            if listed not in self._reads:
+                self._reads[listed] = self._readers.submit(self._record, self._store, listed)
+        read = self._reads.pop(first, None)
+        return self._record(self._store, first) if read is None else read.result()
 
     def _record(self, store: CutStore, first: int) -> CutRecord | None:
         data = store.read(first)
