@@ -222,7 +222,7 @@ class Startup:
             with self._installing:
                 log, earlier = self._continue_log(chain, state.epoch)
         started = Prepared(state, self._inputs, chain, log, earlier, written_through)
-        if self._config.topology.spec.max_delay is None or isinstance(self._inputs, SourceInputs):
+        if not isinstance(self._inputs, StreamInputs) or not self._inputs.may_be_tentative:
             return started
         output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
         self._inputs.attach(output)
