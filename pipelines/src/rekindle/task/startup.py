@@ -188,9 +188,7 @@ class Startup:
         self._state = None  # it would keep runs that the task drops later
         log, earlier = self._continue_log(chain, state.epoch)
         started = Prepared(state, self._inputs, chain, log, earlier)
-        if self._config.topology.spec.max_delay is None or not isinstance(
-            self._inputs, StreamInputs
-        ):
+        if not isinstance(self._inputs, StreamInputs) or not self._inputs.may_be_tentative:
             return started
         output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
         self._inputs.attach(output)
