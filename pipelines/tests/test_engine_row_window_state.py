@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from test_checkpoints_manifests import MemoryObjects
 
 from rekindle.checkpoints import StateStore, Store
-from rekindle.engine import row_window_state
 from rekindle.engine.model import State
 from rekindle.engine.row_window_state import RowWindowShape, advance
 from rekindle.engine.session_state import FIRST, LAST
-from rekindle.engine.state import compaction
+from rekindle.engine.state import compaction, reading
 from rekindle.engine.state.compaction import compact_all, join_single_deltas
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.spill import RunFiles
@@ -145,7 +144,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
             return state
 
         state, closed = played(shape, history)
-        patched.setattr(row_window_state, "GROUP_ROWS", 1)
+        patched.setattr(reading, "GROUP_ROWS", 1)
         patched.setattr(compaction, "PAGE_ROWS", 2)
         other, found = played(shape, history, sizes, changed)
         assert digest_table(found) == digest_table(closed)

@@ -26,10 +26,9 @@ from session_parts import (
 from test_checkpoints_manifests import MemoryObjects
 
 from rekindle.checkpoints import StateStore, Store
-from rekindle.engine import session_state
 from rekindle.engine.model import State
 from rekindle.engine.session_state import advance
-from rekindle.engine.state import compaction, spill
+from rekindle.engine.state import compaction, reading, spill
 from rekindle.engine.state.compaction import compact_all, join_single_deltas
 from rekindle.engine.state.operator import (
     BEGIN_OF_PANES,
@@ -37,7 +36,10 @@ from rekindle.engine.state.operator import (
     OperatorState,
     begins_after,
 )
+from rekindle.engine.state.reading import portions_of_groups
+from rekindle.engine.state.runs import HASH, uint64s
 from rekindle.engine.state.spill import RunFiles
+from rekindle.engine.window_state import by_epoch
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 
@@ -103,7 +105,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
         end = epochs_of([*drawn, END])[-1:]
         state, closed, late = played([*epochs, *end])
         before_end = played(epochs)[0]
-        patched.setattr(session_state, "GROUP_ROWS", 1)
+        patched.setattr(reading, "GROUP_ROWS", 1)
         patched.setattr(compaction, "PAGE_ROWS", 2)
         other, found, late_found = played([*epochs, *end], sizes, changed)
         assert digest_table(found) == digest_table(closed)
@@ -188,7 +190,7 @@ def played_end(state: OperatorState, before: int) -> pa.Table:
 
 
 def test_many_groups_close_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_state, "GROUP_ROWS", 500)
+    monkeypatch.setattr(reading, "GROUP_ROWS", 500)
     monkeypatch.setattr(spill, "MIN_BUFFER_BYTES", 50_000)
     files = RunFiles(tmp_path, memory_bytes=0)
     rows: list[Row] = [(f"k{n}", n % 30, 1.0) for n in range(5000)]
@@ -197,6 +199,12 @@ def test_many_groups_close_in_portions(tmp_path: Path, monkeypatch: pytest.Monke
     done = advance(SHAPE, GAP, state, BEGIN_OF_PANES, None, [(1, -100, END_OF_INPUT)], files)
     assert [s[2] for s in sessions_of(done.closed)] == sorted(n % 30 for n in range(5000))
     assert done.state.is_empty
+
+
+def test_groups_of_a_first_epoch_are_read_at_once() -> None:
+    rows: list[Row] = [(f"k{n}", 0, 1.0) for n in range(1000)]
+    table = by_epoch(SHAPE, partials_of([(rows, (0, NO_WATERMARK, 100))])).table
+    assert len(portions_of_groups(EMPTY, table, uint64s(table.column(HASH)))) == 1
 
 
 @given(histories, st.integers(-30, 40))

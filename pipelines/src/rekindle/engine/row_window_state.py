@@ -16,7 +16,6 @@ Design: docs/design/engine.md#windows-of-rows, docs/design/determinism.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -25,10 +24,10 @@ import pyarrow as pa
 
 from rekindle.engine.epochs import EPOCH
 from rekindle.engine.external_sort import ExternalSort
-from rekindle.engine.session_state import GROUP_BYTES, GROUP_ROWS, LAST
+from rekindle.engine.session_state import LAST
 from rekindle.engine.state.compaction import compact
 from rekindle.engine.state.operator import OperatorState, append, chained
-from rekindle.engine.state.reading import read_groups
+from rekindle.engine.state.reading import portions_of_groups, read_groups
 from rekindle.engine.state.runs import (
     HASH,
     PANE,
@@ -40,7 +39,6 @@ from rekindle.engine.state.runs import (
     fold,
     group_numbers,
     int64s,
-    rows_within,
     sort,
     uint64s,
 )
@@ -94,7 +92,8 @@ def advance(
     order = np.lexsort((int64s(found.column(ROW_ORDER)), int64s(found.column(EPOCH))))
     rows = by_epoch(groups, found.take(pa.array(order)))
     written = []
-    for hashes in _portions(shape, state, uint64s(rows.table.column(HASH))):
+    every = uint64s(rows.table.column(HASH))
+    for hashes in portions_of_groups(state, rows.table, every, shape.panes):
         portion = _Portion(shape, state, rows, hashes)
         closed.add(portion.windows())
         written.append(portion.slots())
@@ -102,15 +101,6 @@ def advance(
     state = append(state, sort(concatenate(shape.run_shape, written)))
     state = compact(shape.run_shape, replace(state, digest=digest))
     return AdvanceResult(state, closed.sorted(), late, null_event_time)
-
-
-def _portions(shape: RowWindowShape, state: OperatorState, hashes: Uint64s) -> Iterator[Uint64s]:
-    """The hashes of groups, so many at once that their rows and their slots fit into memory."""
-    groups, counts = np.unique(hashes, return_counts=True)
-    size = rows_within(GROUP_ROWS, GROUP_BYTES, state.rows, state.nbytes)
-    ends = np.cumsum(counts + shape.panes)
-    cuts = np.searchsorted(ends, np.arange(size, int(ends[-1]), size))
-    yield from (part for part in np.split(groups, np.unique(cuts)) if len(part))
 
 
 class _Portion:

@@ -27,7 +27,7 @@ Design: docs/design/engine.md#sessions, docs/design/determinism.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,7 +45,7 @@ from rekindle.engine.state.operator import (
     chained,
     drop,
 )
-from rekindle.engine.state.reading import hashes_between, read_groups
+from rekindle.engine.state.reading import hashes_between, portions_of_groups, read_groups
 from rekindle.engine.state.runs import (
     HASH,
     PANE,
@@ -55,7 +55,6 @@ from rekindle.engine.state.runs import (
     fold,
     group_numbers,
     int64s,
-    rows_within,
     sort,
     uint64s,
 )
@@ -70,8 +69,6 @@ from rekindle.engine.window_state import (
 
 FIRST, LAST = "__first", "__last"
 """Partials: the first and the last event time of rows."""
-GROUP_ROWS, GROUP_BYTES = 1 << 18, 16 << 20
-"""Limit on rows of groups that are read at once, if that is more than one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +181,7 @@ class _Epoch:
         panes = np.maximum(int64s(rows.column(PANE)), lowest)
         return rows.set_column(0, PANE, pa.array(panes))
 
-    def _hashes_of_passed(self) -> Iterator[Uint64s]:
+    def _hashes_of_passed(self) -> Sequence[Uint64s]:
         """The hashes of groups with an interval that the cutoff passes, in portions."""
         cutoffs, state = self._cutoffs, self._state
         hashes = self._hashes[self._passed]
@@ -192,13 +189,7 @@ class _Epoch:
             panes = self._first_pane(cutoffs.before), min(cutoffs.after + 1, END_OF_PANES)
             of_state = hashes_between(state, *panes, LAST, cutoffs.before + 1, cutoffs.after)
             hashes = np.concatenate([hashes, of_state])
-        if not len(hashes):
-            return
-        groups, counts = np.unique(hashes, return_counts=True)
-        size = rows_within(GROUP_ROWS, GROUP_BYTES, state.rows, state.nbytes)
-        ends = np.cumsum(counts)
-        cuts = np.searchsorted(ends, np.arange(size, int(ends[-1]), size))
-        yield from (part for part in np.split(groups, np.unique(cuts)) if len(part))
+        return portions_of_groups(state, self._rows, hashes)
 
     def _join(self, hashes: Uint64s, add: Callable[[pa.Table], None]) -> pa.Table:
         """Joins the intervals of some groups. Gives rows to append: for each session that remains

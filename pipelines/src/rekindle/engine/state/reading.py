@@ -7,7 +7,7 @@ Design: docs/decisions/0044-window-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -34,9 +34,12 @@ from rekindle.engine.state.runs import (
     fold,
     int64s,
     numbers_of_ranges,
+    rows_within,
     uint64s,
 )
 
+GROUP_ROWS, GROUP_BYTES = 1 << 18, 16 << 20
+"""Limit on rows of groups that are read at once, if that is more than one group."""
 READ_PAGES = 16
 """Number of pages that are folded at once, which limits the memory for reading a whole base."""
 ALL_BUCKETS = (0, BUCKETS)
@@ -172,6 +175,22 @@ def _rows_of_groups(run: Run, first: int, end: int, hashes: Uint64s) -> Int64s:
             at = np.minimum(np.searchsorted(some, rows), len(some) - 1)
             found.append(np.flatnonzero(some[at] == rows) + low)
     return np.concatenate(found)
+
+
+def portions_of_groups(
+    state: OperatorState, rows: pa.Table, hashes: Uint64s, further: int = 0
+) -> Sequence[Uint64s]:
+    """The hashes, ascending and each once, in portions whose groups have about GROUP_ROWS rows or
+    GROUP_BYTES. `hashes`: of each row of a group; `rows`: some more of the operator's, from whose
+    size and the state's that of a row is known; `further`: how many more rows a group may have."""
+    if not len(hashes):
+        return ()
+    groups, counts = np.unique(hashes, return_counts=True)
+    count, nbytes = state.rows + rows.num_rows, state.nbytes + rows.nbytes
+    size = rows_within(GROUP_ROWS, GROUP_BYTES, count, nbytes)
+    ends = np.cumsum(counts + further)
+    cuts = np.searchsorted(ends, np.arange(size, int(ends[-1]), size))
+    return [part for part in np.split(groups, np.unique(cuts)) if len(part)]
 
 
 def hashes_between(
