@@ -69,10 +69,13 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         return Stream(None, node.event_time.column if node.event_time else None, node.partitions)
     for field in schema:
         problems += _reserved(field.name, f"{path}.schema")
+    declared = schema
     schema = _with_added_columns(node, schema, path, problems)
     event_time = node.event_time.column if node.event_time else None
     if node.event_time is not None and node.event_time.expression is not None:
-        problems += _check_expression(node, node.event_time, schema, f"{path}.eventTime")
+        is_live = any(options is not None and options.is_live for options in node.kinds.values())
+        raw = declared if is_live else schema  # a live source computes it from the values alone
+        problems += _check_expression(node, node.event_time, raw, f"{path}.eventTime")
         if event_time not in schema.names:
             schema = schema.append(Field(node.event_time.column, Scalar.TIMESTAMP))
     elif event_time is not None:
