@@ -231,6 +231,25 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     assert len(set(found[0][0])) > 3
 
 
+@pytest.mark.parametrize("fields", ["session: 2m", "rows: 2", "size: 4m, step: 2m"])
+def test_results_of_windows_are_never_late(start: StartSession, fields: str) -> None:
+    """Their event time is the end of a window, which is when a session begins, too."""
+    operators = f"""
+- {{name: m, inputs: [rows], window: {{size: 1m, groupBy: [k], aggregate: count(*) AS rows}}}}
+- {{name: w, inputs: [m], window: {{{fields}, groupBy: [k], aggregate: sum(rows) AS rows}}}}
+"""
+    epochs = ended(edge_case_epochs(4, 10, 50))
+    compiled = topology(operators, "w")
+    chain = SparkChain(compiled.segments[-1], compiled, start("test"))
+    found = [row for o in chain.process(State(), epochs).outputs for row in o.rows.to_pylist()]
+    assert found
+    assert chain.dropped["w"].late == 0
+    assert all(row["window_start"].second == row["window_end"].second == 0 for row in found)
+    if fields.startswith("session"):
+        rows = sum(1 for epoch in epochs for _ in rows_by_group(epoch))
+        assert sum(row["rows"] for row in found) == rows - chain.dropped["m"].late
+
+
 CLICKS = """at,user,page
 2024-01-01 10:00:00,ann,a
 2024-01-01 10:20:00,ann,b
