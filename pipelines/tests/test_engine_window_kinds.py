@@ -3,6 +3,7 @@ do not depend on how a chain is run."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -250,43 +251,30 @@ def test_results_of_windows_are_never_late(start: StartSession, fields: str) -> 
         assert sum(row["rows"] for row in found) == rows - chain.dropped["m"].late
 
 
-CLICKS = """at,user,page
-2024-01-01 10:00:00,ann,a
-2024-01-01 10:20:00,ann,b
-2024-01-01 10:25:00,bob,a
-2024-01-01 11:00:00,ann,c
-2024-01-01 11:40:00,bob,d
-"""
-MANIFEST = """
-apiVersion: rekindle.dev/v1alpha1
-kind: StreamTopology
-metadata: {name: visits}
-spec:
-  checkpoint: {store: "file:///checkpoints"}
-  sources:
-  - name: clicks
-    schema: "at TIMESTAMP, user STRING, page STRING"
-    eventTime: {column: at, lateness: 5m}
-    files: {url: "file:///data/clicks.csv", format: csv, orderBy: at, speedup: 3600}
-  operators:
-  - name: visits
-    inputs: [clicks]
-    window: {session: 30m, groupBy: [user], aggregate: count(*) AS pages}
-  queries:
-  - {name: visits, from: visits, sink: {files: {url: "file:///unused"}}}
-"""
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
+_BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.usefixtures("start")
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    (tmp_path / "t.yaml").write_text(MANIFEST)
-    (tmp_path / "clicks.csv").write_text(CLICKS)
-    arguments = ["run", str(tmp_path / "t.yaml"), "--input", str(tmp_path)]
-    assert main([*arguments, "--output", str(tmp_path / "out")]) == 0
-    rows = read_sink(f"file://{tmp_path}/out/visits").to_pylist()
-    assert [(r["user"], f"{r['window_end']:%H:%M}", r["pages"]) for r in rows] == [
-        ("ann", "10:50", 2),
-        ("bob", "10:55", 1),
-        ("ann", "11:30", 1),
-        ("bob", "12:10", 1),
+def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
+    _, sessions, rows = re.split("^#### .*$", DOCUMENTATION, flags=re.MULTILINE)[:3]
+    manifest, clicks = _BLOCK.findall(sessions)
+    (operator,) = _BLOCK.findall(rows)[:1]
+    found = []
+    for text in (
+        manifest,
+        re.sub(r"  - name: visits\n.*?(?=  queries)", operator, manifest, flags=re.S),
+    ):
+        (tmp_path / "visits.yaml").write_text(text)
+        (tmp_path / "clicks.csv").write_text(clicks)
+        arguments = ["run", str(tmp_path / "visits.yaml"), "--input", str(tmp_path)]
+        assert main([*arguments, "--output", str(tmp_path / "out"), "--overwrite"]) == 0
+        written = read_sink(f"file://{tmp_path}/out/visits").to_pylist()
+        found.append([(r.popitem()[1], r["user"], f"{r['window_end']:%H:%M}") for r in written])
+    assert found[0] == [
+        (2, "ann", "10:50"),
+        (1, "bob", "10:55"),
+        (1, "ann", "11:30"),
+        (1, "bob", "12:10"),
     ]
+    assert found[1] == [("b", "ann", "10:20"), ("c", "ann", "11:00"), ("d", "bob", "11:40")]
