@@ -261,10 +261,8 @@ def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
     manifest, clicks = _BLOCK.findall(sessions)
     (operator,) = _BLOCK.findall(rows)[:1]
     found = []
-    for text in (
-        manifest,
-        re.sub(r"  - name: visits\n.*?(?=  queries)", operator, manifest, flags=re.S),
-    ):
+    of_rows = re.sub(r"(?s)  - name: visits\n.*?(?=  queries)", operator, manifest)
+    for text in (manifest, of_rows):
         (tmp_path / "visits.yaml").write_text(text)
         (tmp_path / "clicks.csv").write_text(clicks)
         arguments = ["run", str(tmp_path / "visits.yaml"), "--input", str(tmp_path)]
