@@ -116,7 +116,7 @@ lock:             ## resolve the dependencies anew into requirements.lock, and t
 	.venv/bin/uv export -q --all-groups --all-packages --no-emit-workspace --no-header -o requirements.lock
 	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > build/constraints.txt
 	$(COMPILE) images/build.in -o images/build.lock
-	$(COMPILE) pipelines/pyproject.toml --extra spark --extra s3 --extra gcs $(NOT_IN_IMAGES) -o images/pipelines.lock
+	$(COMPILE) pipelines/pyproject.toml --extra spark --extra s3 --extra gcs --extra kafka $(NOT_IN_IMAGES) -o images/pipelines.lock
 	$(COMPILE) operator/pyproject.toml $(NOT_IN_IMAGES) $(NOT_IN_OPERATOR) -o images/operator.lock
 
 clean:

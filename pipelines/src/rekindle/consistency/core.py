@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rekindle.consistency.deadlines import Deadlines
 from rekindle.consistency.inputs import ReceivedInputs
@@ -174,7 +174,8 @@ class ConsistencyCore:
 
     def stable_processed(self, through: int, now: float) -> list[ConsistencyEffect]:
         """The stable epochs through this one are in the log."""
-        self.machine.step("stable_processed")
+        if self._may_be_tentative:
+            self.machine.step("stable_processed")
         call, self._call = self._call, None
         if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
             raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
@@ -415,7 +416,7 @@ class ConsistencyCore:
         complete ones; those of them that are not processed then are taken again."""
         assert isinstance(self._call, StableCall), "ProcessStable begins a stable call"
         taken = self._inputs.take(take)
-        self._call = replace(self._call, through=taken[-1].epoch)
+        self._call = StableCall(self._call.began_at, taken[-1].epoch)
         return taken
 
     def _process_tentative(self, now: float) -> list[ConsistencyEffect]:

@@ -63,6 +63,7 @@ from rekindle.task.engine import EngineStarter
 from rekindle.task.fence import FenceFile
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.lending import StateLender
+from rekindle.task.live_inputs import LiveInputs
 from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
 from rekindle.task.poll_handler import PollHandler
@@ -88,7 +89,7 @@ class Running:
     """The components of a started task."""
 
     log: OutputLog
-    inputs: SourceInputs | StreamInputs
+    inputs: SourceInputs | LiveInputs | StreamInputs
     earlier: EarlierBoots
     sinks: SinkWriters
     saver: CheckpointSaver

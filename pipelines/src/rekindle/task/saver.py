@@ -18,7 +18,7 @@ from rekindle.engine.model import State
 from rekindle.errors import ObjectMissing, RekindleError
 from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
-from rekindle.task.core.snapshots import Held, Holder, Snapshot
+from rekindle.task.core.snapshots import Held, Holder, StateSnapshot
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
 
@@ -82,7 +82,7 @@ class CheckpointSaver:
         with self._changed:
             return self._core.snapshots.held(newest)
 
-    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+    def take(self, holder: Holder, state: TaskState) -> StateSnapshot:
         """Keep a state that is lent. Raises SnapshotsFull."""
         with self._changed:
             return self._core.snapshots.take(holder, state)

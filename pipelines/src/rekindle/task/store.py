@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 
 from rekindle.checkpoints.codec import CheckpointName, input_identity_name, log_prefix
+from rekindle.checkpoints.cuts import CutObjects
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.manifest import Entry
@@ -115,6 +116,10 @@ class TaskStore:
                 "earlier epochs could not be computed again. Restore the original files, or read "
                 "the new ones with a source of another name"
             )
+
+    def cuts(self, source: Node, partition: int) -> CutObjects:
+        """The cut records of a partition of a live source. Raises StoreError."""
+        return CutObjects(self._open_store(), self._config.uid, source.id, partition)
 
     def put(self, name: str, data: bytes) -> None:
         self._open_store().put(name, data)

@@ -69,7 +69,7 @@ class StreamInputs:
         have announced so far; if it raises, the task fails before it receives them."""
         self._changed = threading.Condition()
         self._core = StreamsCore(settings, next_epoch, watermark)
-        self._may_be_tentative = settings.max_delay_s is not None
+        self.may_be_tentative = settings.max_delay_s is not None
         self._segment = segment
         self._partition = partition
         self._stall_s = stall_s
@@ -97,7 +97,7 @@ class StreamInputs:
         self._io.start()
 
     def attach(self, output: LiveOutput) -> None:
-        """`output`: of a task whose output may be tentative. Called before it can be Live."""
+        """`output`: of the task, if it `may_be_tentative`. Called before it can be Live."""
         self._output = output
 
     # -- readers ---------------------------------------------------------------------------------
@@ -122,9 +122,7 @@ class StreamInputs:
             connect=connect,
             on_fatal=self._fail if not live else lambda error: None,
             request_bytes=self._request_bytes,
-            on_progress=partial(self._progressed, channel, live)
-            if self._may_be_tentative
-            else None,
+            on_progress=partial(self._progressed, channel, live) if self.may_be_tentative else None,
         )
 
     def _fail(self, error: Exception) -> None:

@@ -18,8 +18,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_va
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
+from rekindle.topology.kinds.kafka import KafkaSourceSpec
 from rekindle.topology.kinds.stream import StreamSinkSpec
-from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSource
+from rekindle.topology.kinds.unsupported import UnsupportedSink
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 DURATION_UNITS_REQUIRED: Final = {"units_required": True}
@@ -124,7 +125,8 @@ class EventTimeSpec(Spec):
     """How much older than the newest row a row may be. Windows close this much later.
     [Counted from epoch to epoch](topology.md#late-rows)."""
     idle_after: Duration | None = None
-    """Time after which a source without rows no longer holds windows open."""
+    """Time after which a partition of a topic without rows no longer holds windows open; only for
+    `kafka`."""
 
 
 class SourceSpec(Spec):
@@ -139,11 +141,11 @@ class SourceSpec(Spec):
     """Rows of files."""
     generator: GeneratorSourceSpec | None = None
     """Generated rows, the same in every run."""
-    kafka: UnsupportedSource | None = None
+    kafka: KafkaSourceSpec | None = None
     """Rows of a Kafka topic."""
     partitions: int = Field(1, ge=1)
     """Number of partitions, which [share the rows](topology.md#partitions-of-a-source); more than 1
-    only for `files`."""
+    only for `files` and `kafka`."""
     replicas: int | None = Field(None, ge=1)
     """Replaces `spec.replicas` for this source."""
     resources: dict[str, Any] | None = None

@@ -15,7 +15,7 @@ from typing import Protocol
 from rekindle.checkpoints.codec import LENT
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.snapshots import Holder, Snapshot, SnapshotsFull
+from rekindle.task.core.snapshots import Holder, SnapshotsFull, StateSnapshot
 from rekindle.task.state import TaskState
 
 LEND_S = 30.0
@@ -25,7 +25,7 @@ LEND_S = 30.0
 class SnapshotKeeper(Protocol):
     """`Snapshots`, or what guards them."""
 
-    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+    def take(self, holder: Holder, state: TaskState) -> StateSnapshot:
         """Raises SnapshotsFull."""
         ...
 
@@ -34,7 +34,7 @@ class SnapshotKeeper(Protocol):
 
 @dataclass(slots=True)
 class _Lent:
-    snapshot: Snapshot
+    snapshot: StateSnapshot
     read_at: float  # or lent, if it was not read yet
 
     @property

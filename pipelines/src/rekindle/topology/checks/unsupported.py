@@ -13,13 +13,11 @@ from rekindle.errors import Problem
 from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
-    EventTimeSpec,
     JoinSpec,
     OperatorCheckpointSpec,
     OperatorSpec,
     RecoverySpec,
     SinkSpec,
-    SourceSpec,
     TopologySpec,
     kinds_of,
 )
@@ -53,13 +51,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     },
     RecoverySpec: {
         "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),
-    },
-    SourceSpec: _unsupported_kinds(SourceSpec, "source"),
-    EventTimeSpec: {
-        "idle_after": (
-            "idleAfter",
-            "leave it out: files and generators are never idle, their epochs close by themselves",
-        ),
     },
     OperatorSpec: {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
