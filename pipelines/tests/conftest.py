@@ -12,12 +12,16 @@ import pytest
 from spark_parts import StartSession
 
 from rekindle.directories import cache_root
-from rekindle_testing.embedded.kafka import KafkaBroker
+from rekindle_testing.embedded.kafka import KafkaBroker, KafkaUnavailable, ensure_kafka
 
 
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """For all tests of this process, each with topics of its own. They do not stop it."""
+    try:
+        ensure_kafka(print)
+    except KafkaUnavailable as error:
+        pytest.skip(str(error))
     cleaner = {"log.cleaner.backoff.ms": "200"}
     with KafkaBroker(tmp_path_factory.mktemp("kafka"), cleaner, print) as broker:
         yield broker

@@ -37,13 +37,17 @@ Configuration:
 
 
 class KafkaError(EmbeddedError):
-    """There is no Maven, a download failed, or the broker did not start."""
+    """The broker did not start."""
+
+
+class KafkaUnavailable(EmbeddedError):
+    """There is no Maven, or it could not download the broker."""
 
 
 def ensure_kafka(
     on_progress: OnProgress = no_progress, environment: Mapping[str, str] | None = None
 ) -> Path:
-    """A directory with the broker's jars. Raises KafkaError, JavaError."""
+    """A directory with the broker's jars. Raises KafkaUnavailable, JavaError."""
     environment = os.environ if environment is None else environment
     pom = _pom()
     entry = cache_root(environment) / "kafka" / content_key([("pom.xml", pom.encode())])
@@ -53,7 +57,7 @@ def ensure_kafka(
 def _download(directory: Path, pom: str, on_progress: OnProgress) -> None:
     maven = shutil.which("mvn")
     if maven is None:
-        raise KafkaError(
+        raise KafkaUnavailable(
             "tests of Kafka need a broker, whose jars Maven downloads once, and there is no mvn on "
             "PATH: install Maven (Debian: apt-get install maven)"
         )
@@ -66,7 +70,9 @@ def _download(directory: Path, pom: str, on_progress: OnProgress) -> None:
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=900
     )
     if done.returncode:
-        raise KafkaError(f"Maven could not download {KAFKA}: {(done.stdout + done.stderr)[-2000:]}")
+        raise KafkaUnavailable(
+            f"Maven could not download {KAFKA}: {(done.stdout + done.stderr)[-2000:]}"
+        )
 
 
 def _pom() -> str:
