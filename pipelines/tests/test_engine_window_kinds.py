@@ -3,8 +3,10 @@ do not depend on how a chain is run."""
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -231,43 +233,110 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     assert len(set(found[0][0])) > 3
 
 
-CLICKS = """at,user,page
-2024-01-01 10:00:00,ann,a
-2024-01-01 10:20:00,ann,b
-2024-01-01 10:25:00,bob,a
-2024-01-01 11:00:00,ann,c
-2024-01-01 11:40:00,bob,d
+@pytest.mark.parametrize("fields", ["session: 2m", "rows: 2", "size: 4m, step: 2m"])
+def test_results_of_windows_are_never_late(start: StartSession, fields: str) -> None:
+    """Their event time is the end of a window, which is when a session begins, too."""
+    operators = f"""
+- {{name: m, inputs: [rows], window: {{size: 1m, groupBy: [k], aggregate: count(*) AS rows}}}}
+- {{name: w, inputs: [m], window: {{{fields}, groupBy: [k], aggregate: sum(rows) AS rows}}}}
 """
-MANIFEST = """
+    epochs = ended(edge_case_epochs(4, 10, 50))
+    compiled = topology(operators, "w")
+    chain = SparkChain(compiled.segments[-1], compiled, start("test"))
+    found = [row for o in chain.process(State(), epochs).outputs for row in o.rows.to_pylist()]
+    assert found
+    assert chain.dropped["w"].late == 0
+    assert all(row["window_start"].second == row["window_end"].second == 0 for row in found)
+    if fields.startswith("session"):
+        rows = sum(1 for epoch in epochs for _ in rows_by_group(epoch))
+        assert sum(row["rows"] for row in found) == rows - chain.dropped["m"].late
+
+
+ALL_KINDS = """
 apiVersion: rekindle.dev/v1alpha1
 kind: StreamTopology
-metadata: {name: visits}
+metadata: {name: kinds}
 spec:
   checkpoint: {store: "file:///checkpoints"}
   sources:
-  - name: clicks
-    schema: "at TIMESTAMP, user STRING, page STRING"
-    eventTime: {column: at, lateness: 5m}
-    files: {url: "file:///data/clicks.csv", format: csv, orderBy: at, speedup: 3600}
+  - name: rows
+    schema: "t TIMESTAMP, k STRING, n BIGINT"
+    eventTime: {column: t, lateness: 1h}
+    files: {url: "file:///data/rows.csv", format: csv, orderBy: n, rowsPerSecond: 20}
   operators:
-  - name: visits
-    inputs: [clicks]
-    window: {session: 30m, groupBy: [user], aggregate: count(*) AS pages}
+  - {name: sessions, inputs: [rows], window: {session: 20s, groupBy: [k], aggregate: OF}}
+  - {name: steps, inputs: [rows], window: {size: 4m, step: 1m, groupBy: [k], aggregate: OF}}
+  - {name: counts, inputs: [rows], window: {rows: 6, slideRows: 2, groupBy: [k], aggregate: OF}}
   queries:
-  - {name: visits, from: visits, sink: {files: {url: "file:///unused"}}}
-"""
+  - {name: sessions, from: sessions, sink: {files: {url: "file:///unused/1"}}}
+  - {name: steps, from: steps, sink: {files: {url: "file:///unused/2"}}}
+  - {name: counts, from: counts, sink: {files: {url: "file:///unused/3"}}}
+""".replace("OF", '"count(*) AS c, sum(n) AS s"')
 
 
 @pytest.mark.usefixtures("start")
-def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    (tmp_path / "t.yaml").write_text(MANIFEST)
-    (tmp_path / "clicks.csv").write_text(CLICKS)
-    arguments = ["run", str(tmp_path / "t.yaml"), "--input", str(tmp_path)]
+def test_a_run_equals_an_oracle(tmp_path: Path) -> None:
+    """Rows that are not in the order of event time, none of them late."""
+    drawn = random.Random(3)
+    rows = [(drawn.randrange(1200) * SECOND, drawn.choice("ab"), n) for n in range(400)]
+    times = [f"{datetime.fromtimestamp(t // SECOND, UTC):%Y-%m-%d %H:%M:%S}" for t, _, _ in rows]
+    lines = [f"{time},{k},{n}" for time, (_, k, n) in zip(times, rows, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["t,k,n", *lines, ""]))
+    (tmp_path / "kinds.yaml").write_text(ALL_KINDS)
+    arguments = ["run", str(tmp_path / "kinds.yaml"), "--input", str(tmp_path)]
     assert main([*arguments, "--output", str(tmp_path / "out")]) == 0
-    rows = read_sink(f"file://{tmp_path}/out/visits").to_pylist()
-    assert [(r["user"], f"{r['window_end']:%H:%M}", r["pages"]) for r in rows] == [
-        ("ann", "10:50", 2),
-        ("bob", "10:55", 1),
-        ("ann", "11:30", 1),
-        ("bob", "12:10", 1),
+
+    def found(query: str) -> list[tuple[Any, ...]]:
+        of_query = read_sink(f"file://{tmp_path}/out/{query}").to_pylist()
+        bounds = ("window_start", "window_end")
+        return sorted((*(micros(r[b]) for b in bounds), r["k"], r["c"], r["s"]) for r in of_query)
+
+    sessions_found, steps, counts = [], [], []
+    for k in "ab":
+        of_group = [(t, n) for t, key, n in rows if key == k]
+        chains: list[list[tuple[int, int]]] = []
+        for row in sorted(of_group):
+            if chains and row[0] - chains[-1][-1][0] < 20 * SECOND:
+                chains[-1].append(row)
+            else:
+                chains.append([row])
+        ranges = [(c[0][0], c[-1][0] + 20 * SECOND, c) for c in chains]
+        sessions_found += [(a, b, k, len(c), sum(n for _, n in c)) for a, b, c in ranges]
+        for first in range(0, 20 * MINUTE, 4 * MINUTE):
+            for end in range(first + MINUTE, first + 5 * MINUTE, MINUTE):
+                window = [n for t, n in of_group if first <= t < end]
+                steps += [(first, end, k, len(window), sum(window))] if window else []
+        for end in range(6, len(of_group) + 1, 2):
+            last = of_group[end - 6 : end]
+            of = [t for t, _ in last]
+            counts.append((min(of), max(of), k, 6, sum(n for _, n in last)))
+    assert found("sessions") == sorted(sessions_found)
+    assert found("steps") == sorted(steps)
+    assert found("counts") == sorted(counts)
+
+
+DOCUMENTATION = (Path(__file__).parents[2] / "docs" / "topology.md").read_text()
+_BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.usefixtures("start")
+def test_the_examples_of_the_documentation(tmp_path: Path) -> None:
+    _, sessions, rows = re.split("^#### .*$", DOCUMENTATION, flags=re.MULTILINE)[:3]
+    manifest, clicks = _BLOCK.findall(sessions)
+    (operator,) = _BLOCK.findall(rows)[:1]
+    found = []
+    of_rows = re.sub(r"(?s)  - name: visits\n.*?(?=  queries)", operator, manifest)
+    for text in (manifest, of_rows):
+        (tmp_path / "visits.yaml").write_text(text)
+        (tmp_path / "clicks.csv").write_text(clicks)
+        arguments = ["run", str(tmp_path / "visits.yaml"), "--input", str(tmp_path)]
+        assert main([*arguments, "--output", str(tmp_path / "out"), "--overwrite"]) == 0
+        written = read_sink(f"file://{tmp_path}/out/visits").to_pylist()
+        found.append([(r.popitem()[1], r["user"], f"{r['window_end']:%H:%M}") for r in written])
+    assert found[0] == [
+        (2, "ann", "10:50"),
+        (1, "bob", "10:55"),
+        (1, "ann", "11:30"),
+        (1, "bob", "12:10"),
     ]
+    assert found[1] == [("b", "ann", "10:20"), ("c", "ann", "11:00"), ("d", "bob", "11:40")]
