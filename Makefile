@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What mypy knows of unchanged files is the same in every clone.
 export MYPY_CACHE_DIR := $(or $(REKINDLE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rekindle)/mypy
 
-.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-dpc bench-flux images reference clean lock
+.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-dpc bench-flux nexmark images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -92,6 +92,12 @@ bench-flux: tools ## replicas killed and rebuilt, throughput meanwhile, state mo
 bench-dpc: tools  ## DPC's experiments, with tables and pictures under build/bench/dpc: ARGS="--seconds 5 --policies Process/Process"
 	cd benchmarks && ../$(PY) -m dpc $(ARGS)
 
+nexmark: tools    ## queries of Nexmark over generated auctions and bids, compared with DuckDB: EVENTS=100000
+	rm -rf build/nexmark
+	$(PY) examples/nexmark/generate.py build/nexmark/input --events $(or $(EVENTS),100000)
+	.venv/bin/rekindle run examples/nexmark/topology.yaml --input build/nexmark/input --output build/nexmark/output
+	$(PY) examples/nexmark/check.py build/nexmark/input build/nexmark/output
+
 images: setup     ## the container images, built, measured and started once each: ENGINE=podman BASE=... ARCHIVES=1
 	@$(PY) -m rekindle_testing.images
 
@@ -110,7 +116,7 @@ lock:             ## resolve the dependencies anew into requirements.lock, and t
 	.venv/bin/uv export -q --all-groups --all-packages --no-emit-workspace --no-header -o requirements.lock
 	sed -n 's/^\([A-Za-z0-9._-]*==[^\\]*\).*/\1/p' requirements.lock > build/constraints.txt
 	$(COMPILE) images/build.in -o images/build.lock
-	$(COMPILE) pipelines/pyproject.toml --extra spark --extra s3 --extra gcs $(NOT_IN_IMAGES) -o images/pipelines.lock
+	$(COMPILE) pipelines/pyproject.toml --extra spark --extra s3 --extra gcs --extra kafka $(NOT_IN_IMAGES) -o images/pipelines.lock
 	$(COMPILE) operator/pyproject.toml $(NOT_IN_IMAGES) $(NOT_IN_OPERATOR) -o images/operator.lock
 
 clean:

@@ -40,7 +40,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from rekindle.engine.spark.jvm import find_java
-from rekindle_testing.harness.report import Row, format_row, load_average, report
+from rekindle_testing.harness.report import Measurement, format_row, load_average, report
 
 TARGET_RATIO = 1.0
 """The least speed, as a multiple of PySpark's."""
@@ -282,7 +282,7 @@ def require_equal(one: pa.Table, other: pa.Table, what: str) -> None:
             raise RuntimeError(f"{what}: column {name} differs")
 
 
-def compare(directory: Path, case: Case, engines: Sequence[str], rounds: int) -> list[Row]:
+def compare(directory: Path, case: Case, engines: Sequence[str], rounds: int) -> list[Measurement]:
     """The rows of the report. Raises RuntimeError if an engine fails, or results differ."""
     source, small = (directory / kind / f"rows.{case.format}" for kind in ("all", "start"))
     runs: Runs = {name: [] for name in engines}
@@ -304,7 +304,7 @@ def compare(directory: Path, case: Case, engines: Sequence[str], rounds: int) ->
     return [summary(case, name, runs, starts) for name in engines]
 
 
-def summary(case: Case, name: str, runs: Runs, starts: Runs) -> Row:
+def summary(case: Case, name: str, runs: Runs, starts: Runs) -> Measurement:
     def whole(engine: str) -> float:
         return min(run.seconds for run in runs[engine])
 
@@ -325,15 +325,15 @@ def summary(case: Case, name: str, runs: Runs, starts: Runs) -> Row:
     if ours is not None:
         values["1000 rows/s started"] = round(case.rows / ours / 1000)
     if BASELINE not in runs or name == BASELINE:
-        return Row(what, values)
+        return Measurement(what, values)
     theirs = started(BASELINE)
     values["x PySpark"] = round(whole(BASELINE) / whole(name), 2)
     if ours is not None and theirs is not None:
         values["x PySpark without start"] = round(theirs / ours, 2)
     if name != SUBJECT:
-        return Row(what, values)
+        return Measurement(what, values)
     ratios = [values["x PySpark"], values.get("x PySpark without start", 0.0)]
-    return Row(what, values, TARGET_RATIO, min(ratios) >= TARGET_RATIO)
+    return Measurement(what, values, TARGET_RATIO, min(ratios) >= TARGET_RATIO)
 
 
 def main() -> None:
@@ -344,7 +344,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="*", choices=list(ENGINES), default=list(ENGINES))
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    results: list[Row] = []
+    results: list[Measurement] = []
     for groups in arguments.groups:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)

@@ -34,8 +34,8 @@ from rekindle_testing.harness.output_times import (
     rows_per_s,
     written_files,
 )
-from rekindle_testing.harness.report import BENCH, Row, load_average, report
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.report import BENCH, Measurement, load_average, report
+from rekindle_testing.harness.run import TopologyRun
 
 NAME = "catch_up"
 BIN_S = 0.25
@@ -72,7 +72,7 @@ def main() -> None:
     report(NAME, [*_rows(files, times, load.epoch_s), load_average()])
 
 
-def _lose_and_rebuild(cluster: EmbeddedCluster, run: Run, phase_s: float) -> Times:
+def _lose_and_rebuild(cluster: EmbeddedCluster, run: TopologyRun, phase_s: float) -> Times:
     began = time.time()
     time.sleep(phase_s)
     victim = run.task_pods("durations")[0].spec.node_name
@@ -90,7 +90,7 @@ def _lose_and_rebuild(cluster: EmbeddedCluster, run: Run, phase_s: float) -> Tim
     return Times(began, killed, standby, rebuilt, time.time())
 
 
-def _rows(files: Sequence[WrittenFile], times: Times, epoch_s: float) -> list[Row]:
+def _rows(files: Sequence[WrittenFile], times: Times, epoch_s: float) -> list[Measurement]:
     limit_s = epoch_s + STALL_MARGIN_S
     phases = {
         "before the loss": (times.began, times.killed),
@@ -111,7 +111,7 @@ def _rows(files: Sequence[WrittenFile], times: Times, epoch_s: float) -> list[Ro
         }
         disturbed = times.killed <= since < times.rebuilt
         met = pauses.worst <= limit_s if disturbed else None
-        rows.append(Row(what, figures, limit_s if disturbed else None, met))
+        rows.append(Measurement(what, figures, limit_s if disturbed else None, met))
     return rows
 
 

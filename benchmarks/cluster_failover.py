@@ -30,8 +30,8 @@ from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import NodeResources
-from rekindle_testing.harness.report import Row, report
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.report import Measurement, report
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 ROUNDS = 3
@@ -89,7 +89,7 @@ def main() -> None:
     report("cluster_failover", rows)
 
 
-def _rows_of_single_losses() -> list[Row]:
+def _rows_of_single_losses() -> list[Measurement]:
     with (
         temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=TASK_NODES, on_progress=print) as cluster,
@@ -100,7 +100,7 @@ def _rows_of_single_losses() -> list[Row]:
             cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, topology_resource("failover")) as run:
+        with TopologyRun(cluster, topology_resource("failover")) as run:
             wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()
@@ -123,14 +123,14 @@ def _rows_of_single_losses() -> list[Row]:
     ]
 
 
-def _rows_of_burst() -> list[Row]:
+def _rows_of_burst() -> list[Measurement]:
     with (
         temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=BURST_NODES, on_progress=print) as cluster,
     ):
         cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, topology_resource("burst")) as run:
+        with TopologyRun(cluster, topology_resource("burst")) as run:
             run.wait_live()
             run.wait_checkpoint()
             bursts = [_lose_most(run) for _ in range(ROUNDS)]
@@ -143,7 +143,7 @@ def _rows_of_burst() -> list[Row]:
     ]
 
 
-def _lose_most(run: Run) -> tuple[float, float]:
+def _lose_most(run: TopologyRun) -> tuple[float, float]:
     """Kill six of nine nodes at once; seconds until no query is called Live, and until a task has
     a replacement."""
     run.wait_redundant()
@@ -203,12 +203,14 @@ def _choose(
     return victims
 
 
-def _row(what: str, values: list[float], target: float | None) -> Row:
+def _row(what: str, values: list[float], target: float | None) -> Measurement:
     figures = {"median": round(statistics.median(values), 2), "max": round(max(values), 2)}
-    return Row(what, figures, target=target, met=None if target is None else max(values) <= target)
+    return Measurement(
+        what, figures, target=target, met=None if target is None else max(values) <= target
+    )
 
 
-def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
+def _gaps(run: TopologyRun, replica: int | None) -> tuple[float, float]:
     """Kill one replica of `twin`, or none; the longest pause between two sink files around it."""
     run.wait_redundant()
     run.wait_sinks_advance()
@@ -220,7 +222,7 @@ def _gaps(run: Run, replica: int | None) -> tuple[float, float]:
     return run.longest_pause_s("twin", last_s), run.longest_pause_s("single", last_s)
 
 
-def _freeze(run: Run, tasks: int) -> tuple[float, float]:
+def _freeze(run: TopologyRun, tasks: int) -> tuple[float, float]:
     """Freeze a node with this number of tasks; seconds until one of them is suspected, and until a
     replacement exists."""
     run.wait_redundant()
@@ -250,12 +252,12 @@ def _freeze(run: Run, tasks: int) -> tuple[float, float]:
     return at_suspected - began, at_replaced - began
 
 
-def _tasks_by_node(run: Run) -> Counter[str]:
+def _tasks_by_node(run: TopologyRun) -> Counter[str]:
     alive = (p for p in run.cluster.tasks(run.name) if p.metadata.deletion_timestamp is None)
     return Counter(p.spec.node_name for p in alive if p.spec.node_name in run.cluster.nodes)
 
 
-def _place_on_two_nodes(run: Run) -> None:
+def _place_on_two_nodes(run: TopologyRun) -> None:
     """Move a task so that the tasks are on two nodes, if the scheduler has spread them over
     three."""
     if 2 in _tasks_by_node(run).values():
@@ -270,12 +272,12 @@ def _place_on_two_nodes(run: Run) -> None:
     run.wait_redundant()
 
 
-def coordinators_node(run: Run) -> str | None:
+def coordinators_node(run: TopologyRun) -> str | None:
     pods = run.coordinator_pods()
     return pods[0].spec.node_name if pods else None
 
 
-def _freeze_coordinator(run: Run) -> float:
+def _freeze_coordinator(run: TopologyRun) -> float:
     """Freeze the coordinator's node, which may carry the leading operator; seconds until the next
     coordinator has a pod."""
     run.wait_redundant()

@@ -26,8 +26,8 @@ from cluster_failover import (
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
-from rekindle_testing.harness.report import Row, load_average, report
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.report import Measurement, load_average, report
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 ROUNDS = 5
@@ -46,10 +46,10 @@ def main() -> None:
             medians[kind] = statistics.median(seconds)
             figures = {"median": round(medians[kind], 2), "max": round(max(seconds), 2)}
             prefix = "" if what == STARTED else "kill to "
-            rows.append(Row(f"{kind}: {prefix}{what}, s", figures))
+            rows.append(Measurement(f"{kind}: {prefix}{what}, s", figures))
         ratio = round(medians["kubelet"] / medians["process"], 2)
         met = ratio <= RATIO_TARGET
-        rows.append(Row(f"kubelet / process: {what}", {"ratio": ratio}, RATIO_TARGET, met))
+        rows.append(Measurement(f"kubelet / process: {what}", {"ratio": ratio}, RATIO_TARGET, met))
     report("cluster_kinds", rows)
 
 
@@ -64,7 +64,7 @@ def _losses(kind: NodeKind) -> Sequence[Times]:
             cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, topology_resource("kinds")) as run:
+        with TopologyRun(cluster, topology_resource("kinds")) as run:
             wait_for("the coordinator's node", lambda: coordinators_node(run), 60)
             cluster.control_plane.kubectl("uncordon", *for_tasks)
             run.wait_live()
@@ -72,7 +72,7 @@ def _losses(kind: NodeKind) -> Sequence[Times]:
             return [_lose_node(run) for _ in range(ROUNDS)]
 
 
-def _lose_node(run: Run) -> Times:
+def _lose_node(run: TopologyRun) -> Times:
     run.wait_redundant()
     run.wait_sinks_advance()
     alone = run.task_pods("single")[0]
@@ -106,7 +106,7 @@ def _lose_node(run: Run) -> Times:
     return {**found, STARTED: _start_s(run)}
 
 
-def _start_s(run: Run) -> float:
+def _start_s(run: TopologyRun) -> float:
     """Of the newest pod: from the start of its container until Spark is ready and the state is
     restored, by the task's own log. The start is known to the second, and rounded down."""
     pod = run.task_pods("single")[-1]

@@ -17,8 +17,8 @@ from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.report import Row, report
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.report import Measurement, report
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.harness.usage import Usage, usage
 from rekindle_testing.waiting import wait_for
 
@@ -38,7 +38,9 @@ def main() -> None:
         flights.prepare_input(cluster.shared / "input")
         cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)) as run:
+        with TopologyRun(
+            cluster, flights.topology_resource("soak", speedup=YEAR_S // epochs)
+        ) as run:
             run.wait_live()
             starts = run.container_starts()
             sampled = range(SAMPLE_INTERVAL_EPOCHS, epochs, SAMPLE_INTERVAL_EPOCHS)
@@ -55,12 +57,12 @@ def main() -> None:
         _growth("local disk", [s.local_disk_mib for s in samples], "MiB", DISK_TARGET),
         _growth("checkpoint store", [s.store_mib for s in samples], "MiB", DISK_TARGET),
         _growth("objects in the store", [float(s.store_files) for s in samples], "", DISK_TARGET),
-        Row("rows equal to the reference", {"rows": compared}),
+        Measurement("rows equal to the reference", {"rows": compared}),
     ]
     report("cluster_soak", rows)
 
 
-def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
+def _sample(cluster: EmbeddedCluster, run: TopologyRun, epoch: int) -> Usage:
     wait_for(
         f"epoch {epoch}",
         lambda: min(run.observer.stable_epochs().values()) >= epoch,
@@ -72,12 +74,12 @@ def _sample(cluster: EmbeddedCluster, run: Run, epoch: int) -> Usage:
     return found
 
 
-def _growth(what: str, series: list[float], unit: str, target: float) -> Row:
+def _growth(what: str, series: list[float], unit: str, target: float) -> Measurement:
     quarter = len(series) // 4
     baseline, last = max(series[quarter : 2 * quarter]), max(series[-quarter:])
     values = {f"baseline {unit}".strip(): round(baseline, 1), f"end {unit}".strip(): round(last, 1)}
     values["growth"] = round(last / baseline, 3)
-    return Row(what, values, target, last <= target * baseline)
+    return Measurement(what, values, target, last <= target * baseline)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, make_epoch_input, to
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, format_row, load_average, report
+from rekindle_testing.harness.report import Measurement, format_row, load_average, report
 
 TARGET_RATIO = 0.35
 TIMED = ("rekindle", "saved", "streaming")
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--sink", choices=["arrow", "noop"], default="arrow")
     parser.add_argument("--archive", type=Path)
     arguments = parser.parse_args()
-    results: list[Row] = []
+    results: list[Measurement] = []
     with tempfile.TemporaryDirectory() as name:
         engines = {
             engine: Engine(engine, Path(name) / engine, arguments.archive, arguments.sink)
@@ -199,16 +199,16 @@ def main() -> None:
     report(name, [*results, load_average()])
 
 
-def milliseconds(kind: str, rows: int, series: Series) -> Row:
+def milliseconds(kind: str, rows: int, series: Series) -> Measurement:
     values = {
         f"{name} {point}": round(ms)
         for name in TIMED
         for point, ms in percentiles(series[name]).items()
     }
-    return Row(f"{kind}, {rows} rows, ms", values)
+    return Measurement(f"{kind}, {rows} rows, ms", values)
 
 
-def ratios(kind: str, rows: int, series: Series) -> Row:
+def ratios(kind: str, rows: int, series: Series) -> Measurement:
     """Rekindle's times divided by Structured Streaming's. The target is without `saved`."""
     theirs = percentiles(series["streaming"])
     ours, saved = (
@@ -217,7 +217,7 @@ def ratios(kind: str, rows: int, series: Series) -> Row:
     )
     values = {**ours, **{f"saved {point}": ratio for point, ratio in saved.items()}}
     rounded = {what: round(ratio, 3) for what, ratio in values.items()}
-    return Row(
+    return Measurement(
         f"{kind}, {rows} rows, ratio", rounded, TARGET_RATIO, max(ours.values()) <= TARGET_RATIO
     )
 

@@ -29,7 +29,7 @@ from engine_parts import BenchTask, make_epoch_input, topology
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, format_row, load_average, report
+from rekindle_testing.harness.report import Measurement, format_row, load_average, report
 
 TARGET = 10.0
 """Times the live rate."""
@@ -80,7 +80,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rng = np.random.default_rng(7)
     epochs = [make_epoch_input(FIRST + n, arguments.rows, rng) for n in range(arguments.epochs)]
-    results: list[Row] = []
+    results: list[Measurement] = []
     with tempfile.TemporaryDirectory() as directory:
         session = start_session("replay", data_dir=Path(directory), cds_archive=arguments.archive)
         session.sparkContext.setLogLevel("ERROR")  # the table is read on the same screen
@@ -101,7 +101,7 @@ def main() -> None:
                 has_target = size == replays.checkpoint_interval_epochs
                 met = values["times live"] >= TARGET if has_target else None
                 what = f"{kind}, {size} epochs a call"
-                results.append(Row(what, values, TARGET if has_target else None, met))
+                results.append(Measurement(what, values, TARGET if has_target else None, met))
                 print(format_row(results[-1]), flush=True)
         stop_session(session)
     report("engine_replay", [*results, load_average()])

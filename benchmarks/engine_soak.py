@@ -19,13 +19,13 @@ from engine_parts import make_epoch_input, topology
 from rekindle.engine.model import State
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
-from rekindle_testing.harness.report import Row, format_row, report
+from rekindle_testing.harness.report import Measurement, format_row, report
 
 POINTS = 10
 MIB = 2**20
 
 
-def sample(session: Any, number: int) -> Row:
+def sample(session: Any, number: int) -> Measurement:
     java = session._jvm.java.lang
     java.System.gc()
     factory = java.management.ManagementFactory
@@ -43,7 +43,7 @@ def sample(session: Any, number: int) -> Row:
         "jvm_rss": psutil.Process(jvm.process.pid).memory_info().rss / MIB,
         "python_rss": psutil.Process().memory_info().rss / MIB,
     }
-    return Row(f"epoch {number}", {what: round(v) for what, v in values.items()})
+    return Measurement(f"epoch {number}", {what: round(v) for what, v in values.items()})
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100)
     parser.add_argument("--archive", type=Path)
     arguments = parser.parse_args()
-    series: list[Row] = []
+    series: list[Measurement] = []
     with tempfile.TemporaryDirectory() as directory:
         session = start_session("soak", data_dir=Path(directory), cds_archive=arguments.archive)
         compiled = topology("window", Path(directory))

@@ -46,7 +46,7 @@ from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session, stop_session
 from rekindle.engine.state.spill import RunFiles
 from rekindle.streams.epochs import EpochInput
-from rekindle_testing.harness.report import Row, format_row, load_average, report
+from rekindle_testing.harness.report import Measurement, format_row, load_average, report
 
 CHANGED = 1_000
 FILL = 100_000
@@ -256,13 +256,13 @@ def measured(engine: str, groups: int, count: int, archive: Path | None) -> dict
     return result
 
 
-def rows_of(groups: int, engine: str, result: dict[str, Any]) -> Row:
+def rows_of(groups: int, engine: str, result: dict[str, Any]) -> Measurement:
     times = {name: round(ms, 1) for name, ms in percentiles(result["epoch"]).items()}
     others = {name: round(value, 2) for name, value in result.items() if name != "epoch"}
-    return Row(f"{groups} groups, {engine}", {**times, **others})
+    return Measurement(f"{groups} groups, {engine}", {**times, **others})
 
 
-def rows_with_targets(results: dict[tuple[int, str], dict[str, Any]]) -> list[Row]:
+def rows_with_targets(results: dict[tuple[int, str], dict[str, Any]]) -> list[Measurement]:
     rows = []
     ours = {groups: r for (groups, engine), r in results.items() if engine == "rekindle"}
     for groups, result in ours.items():
@@ -272,12 +272,14 @@ def rows_with_targets(results: dict[tuple[int, str], dict[str, Any]]) -> list[Ro
             ratios = {name: round(ms / theirs[name], 3) for name, ms in mine.items()}
             met = max(ratios.values()) <= MAX_RATIO_TO_STREAMING
             rows.append(
-                Row(f"{groups} groups, ratio to streaming", ratios, MAX_RATIO_TO_STREAMING, met)
+                Measurement(
+                    f"{groups} groups, ratio to streaming", ratios, MAX_RATIO_TO_STREAMING, met
+                )
             )
         written = result["written / changed"]
         values = {"bytes": round(written, 2)}
         rows.append(
-            Row(
+            Measurement(
                 f"{groups} groups, written / changed",
                 values,
                 MAX_WRITTEN_RATIO,
@@ -288,15 +290,15 @@ def rows_with_targets(results: dict[tuple[int, str], dict[str, Any]]) -> list[Ro
         small, large = (percentiles(ours[n]["epoch"])["p50"] for n in (10_000, 1_000_000))
         growth = round(large / small, 2)
         rows.append(
-            Row("1000000 groups / 10000", {"p50": growth}, MAX_GROWTH, growth <= MAX_GROWTH)
+            Measurement("1000000 groups / 10000", {"p50": growth}, MAX_GROWTH, growth <= MAX_GROWTH)
         )
     return rows
 
 
-def hopping_row(result: dict[str, Any]) -> Row:
+def hopping_row(result: dict[str, Any]) -> Measurement:
     values = {**percentiles(result["epoch"]), "rows": result["rows / (groups * panes)"]}
     met = all(values[name] <= limit for name, limit in HOPPING_TARGETS.items())
-    return Row(
+    return Measurement(
         f"hopping, targets {HOPPING_TARGETS}",
         {n: round(values[n], 2) for n in HOPPING_TARGETS},
         met=met,
@@ -312,14 +314,14 @@ def main() -> None:
     parser.add_argument("--archive", type=Path)
     arguments = parser.parse_args()
     results: dict[tuple[int, str], dict[str, Any]] = {}
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     cases = [*((groups, engine) for groups in arguments.groups for engine in ENGINES)]
     for groups, engine in [*cases, (GROUPS, "hopping")]:
         if arguments.only not in (None, engine):
             continue
         found = measured(engine, groups, arguments.epochs, arguments.archive)
         if found is None:
-            rows.append(Row(f"{groups} groups, {engine}: did not finish", {}))
+            rows.append(Measurement(f"{groups} groups, {engine}: did not finish", {}))
         else:
             results[groups, engine] = found
             rows.append(rows_of(groups, engine, found))

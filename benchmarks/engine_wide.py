@@ -37,7 +37,7 @@ from rekindle.task.engine import EngineStarter
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 TARGET = 2.0
 SAMPLE_S = 0.05
@@ -187,7 +187,7 @@ queries:
     return compile_topology(load_spec(yaml.safe_load(text)), "bench", skip_cluster_checks=True)
 
 
-def to_row(name: str, case: Case, outcome: Outcome) -> Row:
+def to_row(name: str, case: Case, outcome: Outcome) -> Measurement:
     ratio = case.epochs * LIVE_S / outcome.seconds
     values = {
         "times live": round(ratio, 1),
@@ -202,10 +202,10 @@ def to_row(name: str, case: Case, outcome: Outcome) -> Row:
         wanted = ("epoch 0", "150,000 rows", "resources.limits.memory")
         names_limit = all(text in message for text in wanted)
         values = {"the message names the limit": names_limit}
-        return Row(f"{name}: refused", values, 1, names_limit and within)
+        return Measurement(f"{name}: refused", values, 1, names_limit and within)
     # One epoch, or epochs of 300 MB, have to stay within the memory limit only.
     fast = case.epochs == 1 or ratio >= TARGET or case.limit_bytes > 1024 * MIB
-    return Row(name, values, TARGET, fast and within and outcome.refusal is None)
+    return Measurement(name, values, TARGET, fast and within and outcome.refusal is None)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 REOPEN_S = 1.0
 MEMORY_BYTES = 1e6
@@ -65,7 +65,7 @@ def open_log(directory: Path) -> OutputLog:
     return OutputLog(directory, "s", 0, SCHEMA)
 
 
-def rates(rows: int, epochs: int) -> Row:
+def rates(rows: int, epochs: int) -> Measurement:
     reads = min(epochs, 2000)
     with tempfile.TemporaryDirectory() as directory:
         log = open_log(Path(directory))
@@ -77,10 +77,10 @@ def rates(rows: int, epochs: int) -> Row:
             "random reads/s": reads / timed(lambda: read_random(log, reads)),
         }
         log.close()
-    return Row(f"{epochs} epochs of {rows} rows", {k: round(v) for k, v in values.items()})
+    return Measurement(f"{epochs} epochs of {rows} rows", {k: round(v) for k, v in values.items()})
 
 
-def idle_query_rows(what: str, epochs: int, watermark_step_us: int) -> list[Row]:
+def idle_query_rows(what: str, epochs: int, watermark_step_us: int) -> list[Measurement]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         log = open_log(path)
@@ -93,8 +93,8 @@ def idle_query_rows(what: str, epochs: int, watermark_step_us: int) -> list[Row]
         memory = memory_of(path, epochs)
     reopened = {"s": round(seconds, 3), "disk MB": round(disk / 1e6, 2)}
     return [
-        Row(f"{what}: reopened", reopened, REOPEN_S, seconds < REOPEN_S),
-        Row(f"{what}: memory", {"B": memory}, MEMORY_BYTES, memory < MEMORY_BYTES),
+        Measurement(f"{what}: reopened", reopened, REOPEN_S, seconds < REOPEN_S),
+        Measurement(f"{what}: memory", {"B": memory}, MEMORY_BYTES, memory < MEMORY_BYTES),
     ]
 
 

@@ -18,7 +18,7 @@ from rekindle_operator.cluster.model import NodeView
 from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import DownQuery, make_plan
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 TARGET_S, TARGET_CPU_S = 0.3, 1.0
 TASKS_OF_A_QUERY = 20
@@ -71,7 +71,7 @@ def measure(tasks: int, number: int, with_zones: bool) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="*", default=["1000x100", "2000x200"])
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for size in parser.parse_args().sizes:
         tasks, number = (int(part) for part in size.split("x"))
         for with_zones in (False, True):
@@ -79,7 +79,9 @@ def main() -> None:
             values = {"s": round(seconds, 3), "CPU s": round(cpu, 3)}
             met = (seconds < TARGET_S and cpu < TARGET_CPU_S) if tasks <= 1000 else None
             zones = f"{ZONES} zones" if with_zones else "no zones"
-            rows.append(Row(f"{tasks:,} tasks, {number} nodes, {zones}", values, TARGET_S, met))
+            rows.append(
+                Measurement(f"{tasks:,} tasks, {number} nodes, {zones}", values, TARGET_S, met)
+            )
     report("recovery_plan", [*rows, load_average()])
 
 

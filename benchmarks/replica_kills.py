@@ -42,8 +42,8 @@ from rekindle_testing.harness.output_times import (
     percentiles,
     written_files,
 )
-from rekindle_testing.harness.report import Row, load_average, report
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.report import Measurement, load_average, report
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 EPOCH_S = 1.0
@@ -87,11 +87,13 @@ def main() -> None:
     rows = [row for query in QUERIES for row in _gap_rows(query, output[query], kills)]
     rows += _rebuild_rows(kills, notes)
     rows += [row for query in QUERIES for row in _epoch_rows(query, output[query], origin_s, kills)]
-    rows.append(Row("rows equal to the reference, none lost or repeated", {"rows": compared}))
+    rows.append(
+        Measurement("rows equal to the reference, none lost or repeated", {"rows": compared})
+    )
     report("replica_kills", [*rows, load_average()])
 
 
-def _kill(cluster: EmbeddedCluster, run: Run, number: int) -> Kill:
+def _kill(cluster: EmbeddedCluster, run: TopologyRun, number: int) -> Kill:
     run.wait_redundant(REBUILD_TIMEOUT_S)
     quiet_s = time.time()
     run.wait_sinks_advance(QUIET_EPOCHS, REBUILD_TIMEOUT_S)
@@ -118,7 +120,7 @@ def _kill(cluster: EmbeddedCluster, run: Run, number: int) -> Kill:
 _SLOT = (names.LABEL_SEGMENT, names.LABEL_PARTITION, names.LABEL_REPLICA)
 
 
-def _victim(run: Run, number: int) -> Any:
+def _victim(run: TopologyRun, number: int) -> Any:
     if number % 5 == 4:
         return _nth(run.task_pods("sessions"), number // 5)
     return _nth(run.task_pods("durations"), number % 5)
@@ -128,7 +130,7 @@ def _nth(pods: Sequence[Any], number: int) -> Any:
     return pods[number % len(pods)]
 
 
-def _live_task(run: Run, slot: str, incarnation: int) -> dict[str, Any] | None:
+def _live_task(run: TopologyRun, slot: str, incarnation: int) -> dict[str, Any] | None:
     """The task of the slot in the status, if it is Live and of a later incarnation."""
     tasks = (run.observer.status.get("dataPlane") or {}).get("tasks", [])
     return next(
@@ -143,7 +145,7 @@ def _live_task(run: Run, slot: str, incarnation: int) -> dict[str, Any] | None:
     )
 
 
-def _compare(cluster: EmbeddedCluster, run: Run, load: Load) -> int:
+def _compare(cluster: EmbeddedCluster, run: TopologyRun, load: Load) -> int:
     """The rows that were compared, through the last epoch of all sinks. The reference execution has
     the same rows, but an end; it lies after that epoch."""
     until = min(run.observer.stable_epochs().values())
@@ -155,7 +157,7 @@ def _compare(cluster: EmbeddedCluster, run: Run, load: Load) -> int:
     return reference.check(resource, until)
 
 
-def _gap_rows(query: str, files: Sequence[WrittenFile], kills: Sequence[Kill]) -> list[Row]:
+def _gap_rows(query: str, files: Sequence[WrittenFile], kills: Sequence[Kill]) -> list[Measurement]:
     moments = {
         "killed": [kill.killed_s for kill in kills],
         "nothing killed": [kill.killed_s - AROUND_S - EPOCH_S for kill in kills],
@@ -168,7 +170,9 @@ def _gap_rows(query: str, files: Sequence[WrittenFile], kills: Sequence[Kill]) -
     return rows
 
 
-def _rebuild_rows(kills: Sequence[Kill], notes: Sequence[tuple[str, str, str]]) -> list[Row]:
+def _rebuild_rows(
+    kills: Sequence[Kill], notes: Sequence[tuple[str, str, str]]
+) -> list[Measurement]:
     origins = {(kill.slot, kill.incarnation): set[str]() for kill in kills}
     for slot, number, origin in notes:
         origins.get((slot, int(number)), set()).add(origin)
@@ -179,12 +183,12 @@ def _rebuild_rows(kills: Sequence[Kill], notes: Sequence[tuple[str, str, str]]) 
     if sources:
         rows.append(_row("rebuild of a source's replica, s", sources, None))
     what = "rebuilds from the partner"
-    return [*rows, Row(what, {"count": lent}, len(kills), lent == len(kills))]
+    return [*rows, Measurement(what, {"count": lent}, len(kills), lent == len(kills))]
 
 
 def _epoch_rows(
     query: str, files: Sequence[WrittenFile], origin_s: float, kills: Sequence[Kill]
-) -> list[Row]:
+) -> list[Measurement]:
     before = [
         latency
         for kill in kills
@@ -201,7 +205,7 @@ def _epoch_rows(
     return [
         _row(f"{query}, nothing missing: end of an epoch to its rows, s", before, None),
         _row(f"{query}, rebuild: end of an epoch to its rows, s", during, None),
-        Row(
+        Measurement(
             f"{query}: p99 of these, rebuild / nothing missing",
             {"ratio": ratio},
             EPOCH_RATIO_TARGET,
@@ -211,11 +215,11 @@ def _epoch_rows(
     ]
 
 
-def _row(what: str, values: Sequence[float], target: float | None) -> Row:
+def _row(what: str, values: Sequence[float], target: float | None) -> Measurement:
     found = percentiles(values)
     figures = {"p50": round(found.p50, 3), "p99": round(found.p99, 3)}
     figures |= {"max": round(found.worst, 3), "n": len(values)}
-    return Row(what, figures, target, None if target is None else found.p99 <= target)
+    return Measurement(what, figures, target, None if target is None else found.p99 <= target)
 
 
 if __name__ == "__main__":

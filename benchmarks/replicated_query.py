@@ -18,7 +18,7 @@ from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import NodeResources
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 QUERIES = ("direct", "reader")
@@ -97,7 +97,7 @@ def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[st
 
 
 @contextmanager
-def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, Run]]:
+def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, TopologyRun]]:
     """The topology, redundant and with a checkpoint. Coordinator and operator are on nodes that are
     too small for tasks, so that nothing else is lost with a task's node."""
     with (
@@ -110,7 +110,7 @@ def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, Run
             cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.create_claim("rekindle")
         cluster.install()
-        with Run(cluster, topology_resource(name, load)) as run:
+        with TopologyRun(cluster, topology_resource(name, load)) as run:
             wait_for("the coordinator's node", lambda: _is_placed(run), 60)
             cluster.kubectl("uncordon", *for_tasks)
             run.wait_live(START_TIMEOUT_S)
@@ -119,5 +119,5 @@ def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, Run
             yield cluster, run
 
 
-def _is_placed(run: Run) -> bool:
+def _is_placed(run: TopologyRun) -> bool:
     return any(pod.spec.node_name for pod in run.coordinator_pods())

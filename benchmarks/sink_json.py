@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from rekindle.connectors.files_sink import encode
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 REPEATS = 3
 
@@ -58,8 +58,8 @@ def main() -> None:
     report("sink_json", [*rows, load_average()])
 
 
-def _row(name: str, per_second: float, target: float) -> Row:
-    return Row(name, {"rows/s": round(per_second)}, target, per_second >= target)
+def _row(name: str, per_second: float, target: float) -> Measurement:
+    return Measurement(name, {"rows/s": round(per_second)}, target, per_second >= target)
 
 
 if __name__ == "__main__":

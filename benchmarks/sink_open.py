@@ -22,7 +22,7 @@ from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.files_sink import FilesSink, encode, file_name
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.kinds.files import FilesSinkSpec
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 SCHEMA = pa.schema([("n", pa.int64())])
 CHECKPOINT_INTERVAL_EPOCHS = 10
@@ -76,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, nargs="*", default=[1000, 100_000])
     counts = parser.parse_args().epochs
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     shortest = float("inf")
     for epochs in counts:
         with tempfile.TemporaryDirectory() as parent:
@@ -88,7 +88,7 @@ def main() -> None:
         slowest = max(checkpointed, unknown)
         shortest = min(shortest, slowest)
         met = slowest < min(TARGET_MS, 2 * shortest + MARGIN_MS)
-        rows.append(Row(f"{epochs:,} epochs", values, TARGET_MS, met))
+        rows.append(Measurement(f"{epochs:,} epochs", values, TARGET_MS, met))
     report("sink_open", [*rows, load_average()])
 
 

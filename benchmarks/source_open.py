@@ -30,7 +30,7 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
     arguments = parser.parse_args()
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for format in FORMATS:
         with tempfile.TemporaryDirectory() as name:
             directory = Path(name)
@@ -131,13 +131,13 @@ def main() -> None:
             with mock.patch.object(files_preparation, "_index_in_place", return_value=None):
                 copied = measure(node, directory / "work-copy")
             in_place = measure(node, directory / "work")
-        rows.append(Row(f"{format}, copy", copied, None, None))
+        rows.append(Measurement(f"{format}, copy", copied, None, None))
         if format == "parquet":
             fast = arguments.rows / in_place["open s"] >= TARGET
             met = fast and in_place["disk MB"] < 1
-            rows.append(Row("parquet, in place", in_place, TARGET, met))
+            rows.append(Measurement("parquet, in place", in_place, TARGET, met))
         else:
-            rows.append(Row(f"{format}, in place", in_place, None, None))
+            rows.append(Measurement(f"{format}, in place", in_place, None, None))
     report("source_open", [*rows, load_average()])
 
 

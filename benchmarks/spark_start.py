@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 TARGET_S = 4.0
 
@@ -91,7 +91,7 @@ def main() -> None:
     report("spark_start", [*(summary(v, runs) for v, runs in results.items()), load_average()])
 
 
-def summary(variant: str, runs: list[dict[str, float]]) -> Row:
+def summary(variant: str, runs: list[dict[str, float]]) -> Measurement:
     """Medians, and the best of the runs, which other work on the machine delayed least."""
     middle = {k: statistics.median(r[k] for r in runs) for k in runs[0]}
     values = {
@@ -103,7 +103,7 @@ def summary(variant: str, runs: list[dict[str, float]]) -> Row:
     rounded = {what: round(s, 2) for what, s in values.items()}
     has_target = variant == "appcds"
     met = middle["ready"] <= TARGET_S if has_target else None
-    return Row(variant, rounded, TARGET_S if has_target else None, met)
+    return Measurement(variant, rounded, TARGET_S if has_target else None, met)
 
 
 if __name__ == "__main__":

@@ -34,8 +34,8 @@ import psutil
 from rekindle.protocol import TaskPhase
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.output_times import WrittenFile, latencies, percentiles
-from rekindle_testing.harness.report import Row, load_average, report
-from rekindle_testing.harness.task_processes import Replica, TaskProcesses, task_processes
+from rekindle_testing.harness.report import Measurement, load_average, report
+from rekindle_testing.harness.task_processes import ReplicaProcess, TaskProcesses, task_processes
 
 NAME_BYTES, ROW_BYTES = 1_000, 1_040
 FILL_S, LEAST_ROWS_PER_S, CHANGED_GROUPS = 60, 1_000, 1_000
@@ -102,7 +102,7 @@ class Movement:
     newcomer_before_mib: float = 0.0
     newcomer_mib: float = 0.0
 
-    def observe(self, lender: Replica, newcomer: Replica) -> None:
+    def observe(self, lender: ReplicaProcess, newcomer: ReplicaProcess) -> None:
         now, response = time.monotonic(), newcomer.response
         memory_mib = _anonymous_mib(newcomer)
         if response is None or response.lent_from is None:
@@ -122,7 +122,7 @@ class Movement:
             self.newcomer_mib = max(self.newcomer_mib, memory_mib)
 
 
-def _missing_bytes(replica: Replica) -> float:
+def _missing_bytes(replica: ReplicaProcess) -> float:
     with urllib.request.urlopen(f"http://{replica.address}:8080/metrics", timeout=2) as stream:
         found = _MISSING.search(stream.read().decode())
     return float(found[1]) if found is not None else 0.0
@@ -135,7 +135,7 @@ def main() -> None:
     report("state_movement", [*rows, load_average()])
 
 
-def _measured(megabytes: int) -> list[Row]:
+def _measured(megabytes: int) -> list[Measurement]:
     groups = megabytes * 1_000_000 // ROW_BYTES
     rows_per_s = max(LEAST_ROWS_PER_S, groups // FILL_S)
     filled_epoch = groups // rows_per_s + 1
@@ -157,11 +157,11 @@ def _measured(megabytes: int) -> list[Row]:
     return rows
 
 
-def _is_replicated(tasks: TaskProcesses, replica: Replica) -> bool:
+def _is_replicated(tasks: TaskProcesses, replica: ReplicaProcess) -> bool:
     return sum(slot.segment == replica.slot.segment for slot in tasks.replicas) > 1
 
 
-def _rebuild(tasks: TaskProcesses, lost: Replica, partner: Replica) -> Movement:
+def _rebuild(tasks: TaskProcesses, lost: ReplicaProcess, partner: ReplicaProcess) -> Movement:
     lost.kill()
     movement = Movement(time.monotonic())
     newcomer = tasks.start(lost.slot)
@@ -181,12 +181,14 @@ def _poll(tasks: TaskProcesses) -> None:
     time.sleep(POLL_S)
 
 
-def _anonymous_mib(replica: Replica) -> float:
+def _anonymous_mib(replica: ReplicaProcess) -> float:
     memory = psutil.Process(replica.process.pid).memory_info()
     return float(memory.rss - memory.shared) / MIB
 
 
-def _movement_rows(megabytes: int, movement: Movement, lender_before_mib: float) -> list[Row]:
+def _movement_rows(
+    megabytes: int, movement: Movement, lender_before_mib: float
+) -> list[Measurement]:
     moved_mb, fetch_s = movement.missing_bytes / 1e6, movement.fetched - movement.begun
     figures = {
         "moved MB": moved_mb,
@@ -200,18 +202,18 @@ def _movement_rows(megabytes: int, movement: Movement, lender_before_mib: float)
         "newcomer": (movement.newcomer_before_mib, movement.newcomer_mib),
     }
     what = f"{megabytes} MB"
-    rows = [Row(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
+    rows = [Measurement(f"{what}: movement", {k: round(v, 2) for k, v in figures.items()})]
     for party, (before, most) in before_after.items():
         grown = round(most - before, 1)
         values = {"before MiB": round(before, 1), "grown MiB": grown}
         met = grown <= MEMORY_TARGET_MIB
-        rows.append(Row(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
+        rows.append(Measurement(f"{what}: memory of the {party}", values, MEMORY_TARGET_MIB, met))
     return rows
 
 
 def _epoch_row(
-    megabytes: int, tasks: TaskProcesses, partner: Replica, began: float, movement: Movement
-) -> Row:
+    megabytes: int, tasks: TaskProcesses, partner: ReplicaProcess, began: float, movement: Movement
+) -> Measurement:
     """Latencies of the partner's epochs before the kill and until the newcomer was Live."""
     computed = []
     newest = 0
@@ -229,7 +231,7 @@ def _epoch_row(
         found = percentiles(latencies(computed, tasks.origin_s, EPOCH_S, since, until))
         figures |= {f"{when} p50 s": round(found.p50, 3), f"{when} p99 s": round(found.p99, 3)}
     figures["longest pause s"] = round(partner.longest_pause_s(movement.killed), 3)
-    return Row(f"{megabytes} MB: epochs of the partner", figures)
+    return Measurement(f"{megabytes} MB: epochs of the partner", figures)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,11 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
 from rekindle.engine.window_state import WindowShape, advance
 from rekindle.objects import ObjectInfo, Objects, open_objects
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 PANE = 10**12
 SHAPE = WindowShape(
-    HoppingAssigner(PANE, PANE),
+    assigner=HoppingAssigner(PANE, PANE),
     keys=(pa.string(),),
     partials=(("s", pa.float64(), "sum"), ("n", pa.int64(), "sum"), ("m", pa.float64(), "max")),
 )
@@ -226,7 +226,7 @@ def main() -> None:
     parser.add_argument("--request-ms", type=float, default=20.0)
     parser.add_argument("--mb-per-s", type=float, default=100.0)
     options = parser.parse_args()
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     at_once = 0.0
     for groups in options.groups:
         with tempfile.TemporaryDirectory() as parent:
@@ -243,7 +243,11 @@ def main() -> None:
                 met = found["first s"] <= MAX_FIRST_S and found["all s"] <= MAX_ALL_RATIO * at_once
                 what = f"{groups:,} groups, {'lazy' if lazy else 'at once'}"
                 values = {key: round(value, 3) for key, value in found.items()}
-                rows.append(Row(what, values, MAX_FIRST_S, met) if lazy else Row(what, values))
+                rows.append(
+                    Measurement(what, values, MAX_FIRST_S, met)
+                    if lazy
+                    else Measurement(what, values)
+                )
     report("state_restore", [*rows, load_average()])
 
 

@@ -33,7 +33,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 ADDRESS = "127.0.43.1"
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.float64())])
@@ -170,7 +170,7 @@ def send_line(process: subprocess.Popen[str]) -> None:
     process.stdin.flush()
 
 
-def measure(edges: int, mb: int, epoch_kb: int, keyed: bool) -> list[Row]:
+def measure(edges: int, mb: int, epoch_kb: int, keyed: bool) -> list[Measurement]:
     partitions = 1 if keyed else edges
     epochs = min(MAX_EPOCHS, max(1, mb * 1024 // epoch_kb // partitions))
     server = start("--serve", partitions, epochs, epoch_kb << 10)
@@ -203,8 +203,8 @@ def measure(edges: int, mb: int, epoch_kb: int, keyed: bool) -> list[Row]:
     few = read_all["threads"] <= READER_THREADS and served["threads"] <= SERVER_THREADS
     name = f"{edges} {'keyed' if keyed else 'forward'} edges, epochs of {epoch_kb} KiB"
     return [
-        Row(f"{name}: throughput", throughput, READER_THREADS + SERVER_THREADS, few),
-        Row(f"{name}, then of one row: latency", latency),
+        Measurement(f"{name}: throughput", throughput, READER_THREADS + SERVER_THREADS, few),
+        Measurement(f"{name}, then of one row: latency", latency),
     ]
 
 
@@ -220,7 +220,7 @@ def main() -> None:
         return serve(*arguments.serve)
     if arguments.read:
         return read(*arguments.read)
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     for epoch_kb in arguments.epoch_kb:
         for edges in arguments.edges:
             for keyed in (False, True):

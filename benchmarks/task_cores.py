@@ -15,7 +15,7 @@ import time
 
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
 from rekindle_testing.fixtures.simulated_topology import SimulatedTopology
-from rekindle_testing.harness.report import Row, load_average, report
+from rekindle_testing.harness.report import Measurement, load_average, report
 
 SEGMENTS = (
     SimulatedSegment("src"),
@@ -48,7 +48,7 @@ def main() -> None:
         best_s = min(run(epochs, released_epochs) for _ in range(3))
         values = {"s": round(best_s, 2), "epochs/s": round(epochs / best_s)}
         met = None if target_s is None else best_s < target_s * epochs / 10_000
-        rows.append(Row(f"{released_epochs} epochs at once", values, target_s, met))
+        rows.append(Measurement(f"{released_epochs} epochs at once", values, target_s, met))
     report("task_cores", [*rows, load_average()])
 
 

@@ -32,9 +32,15 @@ from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster
 from rekindle_testing.harness.directory import temporary_run_directory
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.harness.stream_cut import cut_streams
-from rekindle_testing.harness.stream_delays import Arrival, EpochClock, Outage, delays_s, outage
+from rekindle_testing.harness.stream_delays import (
+    Arrival,
+    EpochClock,
+    ReaderOutage,
+    delays_s,
+    outage,
+)
 from rekindle_testing.harness.stream_listener import StreamListener
 from rekindle_testing.waiting import wait_for
 
@@ -71,7 +77,7 @@ class Measured:
 
     node: str
     delay_before_s: float
-    outage: Outage
+    outage: ReaderOutage
 
 
 class Deployed:
@@ -79,7 +85,7 @@ class Deployed:
 
     def __init__(self, cluster: EmbeddedCluster, setting: Setting) -> None:
         self.setting = setting
-        self.run = Run(cluster, resource(setting))
+        self.run = TopologyRun(cluster, resource(setting))
         self._cluster = cluster
         self._context = ExitStack()
         self._listeners: dict[str, StreamListener] = {}

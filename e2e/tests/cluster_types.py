@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.components import ComponentSettings
 from rekindle_testing.embedded.kubelet_node.errors import KubeletNodesUnsupported
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
-from rekindle_testing.harness.existing_cluster.settings import Settings as ExistingSettings
+from rekindle_testing.harness.existing_cluster.settings import ExistingClusterSettings
 from rekindle_testing.harness.nodes import KubeletNodes, NodeKind, ProcessNodes
 
 # What kube-controller-manager and the kubelet have if nobody sets it.
-DEFAULT_TIMINGS = Settings(node_monitor_grace_period_s=50, node_monitor_period_s=5)
+DEFAULT_TIMINGS = ComponentSettings(node_monitor_grace_period_s=50, node_monitor_period_s=5)
 LEASE_S = 40
 
 
@@ -43,12 +43,16 @@ every_cluster_type_kubelet_marked_long = _cluster_types(pytest.mark.long)
 
 
 def make_cluster(
-    cluster_type: str, directory: Path, *, nodes: int, settings: Settings | None = None
+    cluster_type: str,
+    directory: Path,
+    *,
+    nodes: int,
+    settings: ComponentSettings | None = None,
 ) -> Cluster:
     """Of any type but kubelets, which all tests share. `nodes` and `settings`: of a cluster that is
     made. An existing one has its own."""
     if cluster_type == "existing":
-        return ExistingCluster(directory, ExistingSettings.of(os.environ), print)
+        return ExistingCluster(directory, ExistingClusterSettings.of(os.environ), print)
     return EmbeddedCluster(
         directory, nodes=nodes, node_kind=ProcessNodes(), settings=settings, on_progress=print
     )
@@ -59,7 +63,7 @@ def cluster_of_type(
     cluster_type: str,
     request: pytest.FixtureRequest,
     prepare: Callable[[Cluster], None],
-    settings: Settings | None = None,
+    settings: ComponentSettings | None = None,
 ) -> Iterator[Cluster]:
     """The cluster that all tests on kubelets share, or a new one of another type."""
     if cluster_type == "kubelet":

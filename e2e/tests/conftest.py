@@ -15,7 +15,7 @@ import pytest
 
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods
-from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, ImageReplacement, ProcessNode
 from rekindle_testing.harness.any_cluster import UnsupportedByCluster
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def node_factory(control_plane: ControlPlane, tmp_path: Path) -> Iterator[NodeFa
     def make(name: str = "", **options: Any) -> ProcessNode:
         name = name or f"node-{next(_numbers)}"
         # `machine`: the image of the tests' pods, which is this machine's files.
-        options = {"images": {"machine": Image()}, "timing": QUICK, **options}
+        options = {"images": {"machine": ImageReplacement()}, "timing": QUICK, **options}
         node = ProcessNode(name, control_plane, tmp_path / name, **options)
         ends.callback(node.stop)
         node.start()

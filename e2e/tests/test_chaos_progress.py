@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rekindle_testing.chaos.progress import Progress, StallWhileLive, percentile
+from rekindle_testing.chaos.progress import SinkPace, StallWhileLive, percentile
 
 
-def _progress() -> Progress:
-    return Progress({"a": 2, "b": 1}, file_interval_s=2)
+def _progress() -> SinkPace:
+    return SinkPace({"a": 2, "b": 1}, file_interval_s=2)
 
 
 def test_a_query_is_as_far_as_its_slowest_partition() -> None:

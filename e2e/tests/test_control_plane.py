@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.components import ComponentSettings
 from rekindle_testing.embedded.control_plane import ControlPlane, ControlPlaneError, KubectlError
 from rekindle_testing.waiting import eventually
 
@@ -159,7 +159,7 @@ def test_a_control_plane_not_started_raises_an_error(tmp_path: Path) -> None:
 
 
 def test_a_failed_start_names_the_component_and_its_log(tmp_path: Path) -> None:
-    settings = Settings(extra_arguments={"kube-apiserver": ["--no-such-flag"]})
+    settings = ComponentSettings(extra_arguments={"kube-apiserver": ["--no-such-flag"]})
     broken = ControlPlane(tmp_path / "broken", settings)
     with pytest.raises(
         ControlPlaneError, match=r"(?s)kube-apiserver exited with code 1.*no-such-flag"

@@ -19,10 +19,10 @@ from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.leftovers import LEASE
-from rekindle_testing.harness.existing_cluster.settings import Settings
+from rekindle_testing.harness.existing_cluster.settings import ExistingClusterSettings
 from rekindle_testing.harness.nodes import ProcessNodes
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import DeadlineError, wait_for
 
 pytestmark = [
@@ -118,7 +118,9 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
     tmp_path: Path,
 ) -> None:
     before = _all_objects(existing)
-    with ExistingCluster(tmp_path / "run", Settings.of(environment), print) as cluster:
+    with ExistingCluster(
+        tmp_path / "run", ExistingClusterSettings.of(environment), print
+    ) as cluster:
         cluster.create_claim("rekindle")
         flights.prepare_input(cluster.shared / "input")
         cluster.upload("input")
@@ -126,7 +128,7 @@ def test_flights_survive_what_an_api_can_do_and_nothing_is_left(
         document = flights.topology_resource("existing", speedup=SPEEDUP)
         reference = Reference(document, cluster.shared, tmp_path / "oracle")
         reference.execute()
-        with Run(cluster, document) as run:
+        with TopologyRun(cluster, document) as run:
             run.wait_live()
             run.wait_checkpoint()
             run.delete_pod(run.task_pods("storms")[0])
@@ -149,8 +151,8 @@ _RUN_AND_WAIT = """
 import os, sys, time
 from pathlib import Path
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
-from rekindle_testing.harness.existing_cluster.settings import Settings
-cluster = ExistingCluster(Path(sys.argv[1]), Settings.of(os.environ), lambda _: None)
+from rekindle_testing.harness.existing_cluster.settings import ExistingClusterSettings
+cluster = ExistingCluster(Path(sys.argv[1]), ExistingClusterSettings.of(os.environ), lambda _: None)
 cluster.start()
 cluster.create_claim("rekindle")
 cluster.install()
@@ -180,9 +182,9 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(
     assert len(_all_objects(existing) - before) > 10
 
     with pytest.raises(ClusterNotUsable, match="runs these tests in namespace"):
-        ExistingCluster(tmp_path / "early", Settings.of(environment), print).start()
+        ExistingCluster(tmp_path / "early", ExistingClusterSettings.of(environment), print).start()
     long_ago = json.dumps({"spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}})
     existing.kubectl("patch", "lease", LEASE, "-n", namespace, "--type=merge", "-p", long_ago)
-    with ExistingCluster(tmp_path / "next", Settings.of(environment), print):
+    with ExistingCluster(tmp_path / "next", ExistingClusterSettings.of(environment), print):
         pass
     _wait_for_nothing_left(existing, before)

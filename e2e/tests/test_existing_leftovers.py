@@ -14,7 +14,7 @@ from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster import leftovers
 from rekindle_testing.harness.existing_cluster.cluster import with_fs_group
 from rekindle_testing.harness.existing_cluster.leftovers import LABEL_RUN, RunNames
-from rekindle_testing.harness.existing_cluster.settings import Settings
+from rekindle_testing.harness.existing_cluster.settings import ExistingClusterSettings
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = RunNames("abc")
@@ -51,7 +51,7 @@ def _items(*metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_settings_are_those_of_the_variables() -> None:
-    settings = Settings.of({**GIVEN, "FS_GROUP": "10001"})
+    settings = ExistingClusterSettings.of({**GIVEN, "FS_GROUP": "10001"})
     assert settings.operator_image == GIVEN["OPERATOR_IMAGE"]
     assert (settings.storage_class, settings.fs_group) == ("nfs", 10001)
 
@@ -71,7 +71,7 @@ def test_settings_are_those_of_the_variables() -> None:
 )
 def test_invalid_settings_are_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(ClusterNotUsable, match=message):
-        Settings.of({**GIVEN, **change})
+        ExistingClusterSettings.of({**GIVEN, **change})
 
 
 def test_values_of_the_chart_have_repository_and_tag_apart() -> None:

@@ -11,9 +11,9 @@ import pytest
 from rekindle_testing.harness.cluster_programs import ClusterNotUsable
 from rekindle_testing.harness.existing_cluster.cluster import ExistingCluster
 from rekindle_testing.harness.existing_cluster.leftovers import CRD
-from rekindle_testing.harness.existing_cluster.settings import Settings
+from rekindle_testing.harness.existing_cluster.settings import ExistingClusterSettings
 
-SETTINGS = Settings("/home/someone/config", "operator:1", "pipelines:1", "nfs")
+SETTINGS = ExistingClusterSettings("/home/someone/config", "operator:1", "pipelines:1", "nfs")
 
 
 def _node(name: str, ready: str = "True", **spec: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from rekindle_testing.embedded.control_plane import KubectlError
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [
@@ -52,17 +52,19 @@ def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Ref
 @pytest.fixture(scope="class")
 def shared_run(
     request: pytest.FixtureRequest, cluster: Cluster, reference: Reference
-) -> Iterator[Run]:
+) -> Iterator[TopologyRun]:
     """One topology for the tests of a class, which follow each other on it. The reference comes
     first: beside a topology it would have to wait for the cores."""
-    with Run(cluster, flights.topology_resource(request.cls.topology, speedup=SPEEDUP)) as run:
+    with TopologyRun(
+        cluster, flights.topology_resource(request.cls.topology, speedup=SPEEDUP)
+    ) as run:
         run.wait_live()
         run.wait_checkpoint()
         yield run
 
 
 @pytest.fixture
-def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
+def run(shared_run: TopologyRun, failed: Callable[[], bool]) -> Iterator[TopologyRun]:
     shared_run.wait_live()
     yield shared_run
     if failed():
@@ -74,26 +76,28 @@ class TestProcesses:
     topology = "processes"
 
     @pytest.mark.long  # of processes alone: test_task_process.py; test_stream_sinks.py kills one
-    def test_a_killed_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_killed_task_loses_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         run.kill_pod_processes(run.task_pods("alarms")[0])
         run.wait_sinks_advance()
         run.verify(reference)
 
     @pytest.mark.long  # of processes alone: test_task_process.py
-    def test_a_torn_log_loses_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_torn_log_loses_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         _tear_log(run, "flown")
         run.wait_sinks_advance()
         run.verify(reference)
 
     @pytest.mark.long  # of the cores alone: `make simulate`, whose stores fail
-    def test_a_failing_store_loses_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_failing_store_loses_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         _remove_store(run, seconds=10)
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         run.wait_sinks_advance()
         run.verify(reference)
 
     @pytest.mark.long  # of the cores alone: test_coordinator_lost_state.py
-    def test_state_that_others_delete_is_saved_again(self, run: Run, reference: Reference) -> None:
+    def test_state_that_others_delete_is_saved_again(
+        self, run: TopologyRun, reference: Reference
+    ) -> None:
         # Just after a checkpoint: one that is saved later may need nothing of what is deleted.
         run.wait_checkpoint(after=run.observer.checkpoint_epoch())
         _delete_state(run)
@@ -106,7 +110,9 @@ class TestProcesses:
         run.verify(reference)
 
     @pytest.mark.long  # with simulated tasks: test_coordinator_api.py
-    def test_a_killed_coordinator_restarts_no_task(self, run: Run, reference: Reference) -> None:
+    def test_a_killed_coordinator_restarts_no_task(
+        self, run: TopologyRun, reference: Reference
+    ) -> None:
         before = run.container_starts()
         run.kill_pod_processes(run.coordinator_pod())
         run.wait_sinks_advance(epochs=5)
@@ -114,7 +120,9 @@ class TestProcesses:
         run.verify(reference)
 
     @pytest.mark.long  # with an API server alone: test_operator_api.py
-    def test_a_killed_operator_restarts_no_task(self, run: Run, reference: Reference) -> None:
+    def test_a_killed_operator_restarts_no_task(
+        self, run: TopologyRun, reference: Reference
+    ) -> None:
         before = run.container_starts()
         run.kill_pod_processes(run.cluster.leading_operator_pod())
         run.wait_sinks_advance(epochs=5)
@@ -122,7 +130,7 @@ class TestProcesses:
         run.verify(reference)
 
 
-def _tear_log(run: Run, segment: str) -> None:
+def _tear_log(run: TopologyRun, segment: str) -> None:
     """Kill a task and cut the end of its output log, until one has come back and found that.
 
     A task that takes more than ten seconds to start again is replaced, and its log goes as well.
@@ -141,7 +149,7 @@ def _tear_log(run: Run, segment: str) -> None:
     pytest.fail(f"each torn task of {segment} was replaced before it had started again")
 
 
-def _outcome_of_torn(run: Run, segment: str, name: str) -> str | None:
+def _outcome_of_torn(run: TopologyRun, segment: str, name: str) -> str | None:
     """It was `cut` once the pod has found its log torn; it is `gone` if the pod was replaced."""
     if name not in {p.metadata.name for p in run.task_pods(segment)}:
         return "gone"
@@ -152,7 +160,7 @@ def _outcome_of_torn(run: Run, segment: str, name: str) -> str | None:
     return "cut" if "output log ends before damage" in text else None
 
 
-def _remove_store(run: Run, seconds: float) -> None:
+def _remove_store(run: TopologyRun, seconds: float) -> None:
     """Writes to the checkpoint store fail for so long, at least until the status reports it. The
     directory is renamed, since root ignores permissions."""
     store, removed = f"{run.name}/checkpoints", f"{run.name}/checkpoints-removed"
@@ -173,13 +181,13 @@ def _remove_store(run: Run, seconds: float) -> None:
         run.cluster.move(removed, store)
 
 
-def _delete_state(run: Run) -> None:
+def _delete_state(run: TopologyRun) -> None:
     """Like an expiry rule of a bucket: all that the checkpoints have until now."""
     uid = run.cluster.topology(run.name)["metadata"]["uid"]
     run.cluster.move(f"{run.name}/checkpoints/{uid}/state", f"{run.name}/expired")
 
 
-def _wait_checkpointed(run: Run, reason: str) -> None:
+def _wait_checkpointed(run: TopologyRun, reason: str) -> None:
     wait_for(
         f"{run.name}: condition Checkpointed, {reason}",
         lambda: run.observer.reason("Checkpointed") == reason,
@@ -192,7 +200,7 @@ def _wait_checkpointed(run: Run, reason: str) -> None:
 class TestNodes:
     topology = "nodes"
 
-    def test_a_lost_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_lost_node_loses_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         victim = run.task_pods("routes")[0].spec.node_name
         run.cluster.kill_nodes([victim])
         run.observer.add_event("lost", victim)
@@ -202,14 +210,14 @@ class TestNodes:
         run.verify(reference)
 
     @pytest.mark.long  # a drain deletes tasks: test_planned_moves.py
-    def test_a_deleted_task_loses_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_deleted_task_loses_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         run.delete_pod(run.task_pods("flown")[0])
         run.wait_sinks_advance()
         run.wait_redundant()
         run.verify(reference)
 
     @pytest.mark.long  # test_planned_moves.py drains every node
-    def test_a_drained_node_loses_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_drained_node_loses_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         node = run.task_pods("routes")[0].spec.node_name
         run.cluster.nodes[node].drain()
         # It loses nothing; "lost", since `verify` requires such events before the end of input.
@@ -220,7 +228,7 @@ class TestNodes:
         run.verify(reference)
 
     @pytest.mark.long  # a node that is cut off comes back in the same way, and has worked meanwhile
-    def test_a_thawed_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_thawed_node_changes_no_rows(self, run: TopologyRun, reference: Reference) -> None:
         node = run.task_pods("storms")[0].spec.node_name
         run.cluster.nodes[node].freeze()
         _mark_and_wait(run, 20, f"{node} freezes")
@@ -230,7 +238,9 @@ class TestNodes:
         run.wait_redundant()
         run.verify(reference)
 
-    def test_a_reconnected_node_changes_no_rows(self, run: Run, reference: Reference) -> None:
+    def test_a_reconnected_node_changes_no_rows(
+        self, run: TopologyRun, reference: Reference
+    ) -> None:
         node = run.task_pods("alarms")[0].spec.node_name
         run.cluster.nodes[node].partition_network()  # its tasks go on, and still reach the sinks
         _mark_and_wait(run, 15, f"the network of {node} is partitioned")
@@ -241,7 +251,7 @@ class TestNodes:
         run.verify(reference)
 
     def test_the_loss_of_three_of_five_nodes_loses_no_rows(
-        self, run: Run, reference: Reference
+        self, run: TopologyRun, reference: Reference
     ) -> None:
         victims = sorted(run.cluster.nodes)[:3]
         run.cluster.kill_nodes(victims)
@@ -253,7 +263,7 @@ class TestNodes:
         run.verify(reference)
 
 
-def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
+def _mark_and_wait(run: TopologyRun, seconds: float, what: str) -> None:
     until = run.observer.add_event("lost", what) + seconds
     wait_for(f"{seconds} s after {what}", lambda: run.observer.now() > until, seconds + 10)
 
@@ -262,7 +272,7 @@ def _mark_and_wait(run: Run, seconds: float, what: str) -> None:
 class TestEdits:
     topology = "edited"
 
-    def test_an_added_query_restarts_no_task(self, run: Run, reference: Reference) -> None:
+    def test_an_added_query_restarts_no_task(self, run: TopologyRun, reference: Reference) -> None:
         before = run.container_starts()
         _add_query_and_raise_priority(run.resource["spec"])
         edited = max(run.observer.stable_epochs().values())
@@ -278,7 +288,9 @@ class TestEdits:
         assert edited < start <= edited + 3 * CHECKPOINT_EPOCHS
         run.verify(reference, {ADDED: start})
 
-    def test_removed_queries_stop_only_their_tasks(self, run: Run, reference: Reference) -> None:
+    def test_removed_queries_stop_only_their_tasks(
+        self, run: TopologyRun, reference: Reference
+    ) -> None:
         before = run.container_starts()
         removed = _remove_queries(run.resource["spec"], ADDED, "route-report")
         run.cluster.apply(run.resource)
@@ -290,7 +302,7 @@ class TestEdits:
 
     @pytest.mark.long  # with an API server alone: test_operator_api.py
     def test_a_resumed_topology_continues_where_it_stopped(
-        self, run: Run, reference: Reference
+        self, run: TopologyRun, reference: Reference
     ) -> None:
         run.resource["spec"]["suspend"] = True
         run.cluster.apply(run.resource)
@@ -308,7 +320,7 @@ def test_problems_that_tasks_find_name_their_field(
     """Input that does not fit its schema, and SQL that the compiler takes and Spark refuses."""
     document = _misfit()
     _write_rows(cluster, "k")
-    with Run(cluster, document) as run:
+    with TopologyRun(cluster, document) as run:
         message = partial(run.observer.message, "Valid")
         wait_for("the source's problem", lambda: "spec.sources[0]: " in message(), 60)
         assert "has a field v; the file has k" in message()

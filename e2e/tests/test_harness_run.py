@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 
 _RESOURCE = {"metadata": {"name": "t"}, "spec": {"queries": []}}
 
@@ -40,7 +40,10 @@ def test_an_error_of_the_test_outlives_the_cluster(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cluster = _Cluster(tmp_path)
-    with pytest.raises(AssertionError, match="what the test found"), Run(cluster, _RESOURCE):  # type: ignore[arg-type]
+    with (
+        pytest.raises(AssertionError, match="what the test found"),
+        TopologyRun(cluster, _RESOURCE),  # type: ignore[arg-type]
+    ):
         raise AssertionError("what the test found")
     assert "delete_topology" in cluster.calls
     assert "the API server does not respond" in capsys.readouterr().out
@@ -48,5 +51,5 @@ def test_an_error_of_the_test_outlives_the_cluster(
 
 
 def test_a_topology_that_cannot_be_deleted_fails_the_test(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError), Run(_Cluster(tmp_path), _RESOURCE):  # type: ignore[arg-type]
+    with pytest.raises(ConnectionError), TopologyRun(_Cluster(tmp_path), _RESOURCE):  # type: ignore[arg-type]
         pass

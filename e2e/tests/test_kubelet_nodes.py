@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from command_lines import command_lines_naming
 
-from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.components import ComponentSettings
 from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubelet_node import cgroups, commands, removal
@@ -71,7 +71,7 @@ def network(machine: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def control_plane(
     network: NodeNetwork, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ControlPlane]:
-    settings = Settings(api_address=network.host_address)
+    settings = ComponentSettings(api_address=network.host_address)
     with ControlPlane(tmp_path_factory.mktemp("control"), settings, on_progress=print) as running:
         yield running
 
@@ -407,7 +407,7 @@ def has_log(pods: Pods, name: str) -> bool:
 ANOTHER_CLUSTER = """
     import json, os, sys, time
     from pathlib import Path
-    from rekindle_testing.embedded.components import Settings
+    from rekindle_testing.embedded.components import ComponentSettings
     from rekindle_testing.embedded.control_plane import ControlPlane
     from rekindle_testing.embedded.kubelet_node.node import KubeletNode
     from rekindle_testing.embedded.kubelet_node.images import BUSYBOX_IMAGE, ensure_busybox
@@ -415,7 +415,7 @@ ANOTHER_CLUSTER = """
     from rekindle_testing.embedded.pods import Pods
     directory = Path(sys.argv[1])
     with NodeNetwork(directory / "network") as network:
-        settings = Settings(api_address=network.host_address)
+        settings = ComponentSettings(api_address=network.host_address)
         with ControlPlane(directory / "control", settings) as control:
             node = KubeletNode("brief", control, directory / "brief", network=network,
                                archives=[ensure_busybox()])

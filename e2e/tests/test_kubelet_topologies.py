@@ -22,7 +22,7 @@ from rekindle_testing.fixtures.api_fields import required
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.cluster import NAMESPACE, EmbeddedCluster, pod_processes
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import wait_for
 
@@ -66,19 +66,19 @@ def reference(cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def shared_run(cluster: EmbeddedCluster, reference: Reference) -> Iterator[Run]:
+def shared_run(cluster: EmbeddedCluster, reference: Reference) -> Iterator[TopologyRun]:
     """The reference comes first: beside a topology it would have to wait for the cores."""
     document = flights.topology_resource("flights", speedup=SPEEDUP)
     requests = {"cpu": "500m", "memory": "1Gi"}
     document["spec"]["resources"] = {"requests": requests, "limits": {"memory": "1Gi"}}
-    with Run(cluster, document) as run:
+    with TopologyRun(cluster, document) as run:
         run.wait_live()
         run.wait_checkpoint()
         yield run
 
 
 @pytest.fixture
-def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
+def run(shared_run: TopologyRun, failed: Callable[[], bool]) -> Iterator[TopologyRun]:
     shared_run.wait_live()
     shared_run.wait_redundant()
     yield shared_run
@@ -86,13 +86,13 @@ def run(shared_run: Run, failed: Callable[[], bool]) -> Iterator[Run]:
         shared_run.keep_evidence()
 
 
-def test_the_sinks_equal_the_reference(run: Run, reference: Reference) -> None:
+def test_the_sinks_equal_the_reference(run: TopologyRun, reference: Reference) -> None:
     run.wait_sinks_advance()
     assert run.verify(reference)
 
 
 def test_a_topology_is_back_before_kubernetes_notices_a_loss(
-    cluster: EmbeddedCluster, run: Run, reference: Reference
+    cluster: EmbeddedCluster, run: TopologyRun, reference: Reference
 ) -> None:
     victim = run.task_pods("routes")[0].spec.node_name
     cluster.apply(_deployment(cluster.node_kind.pipelines_image, victim))
@@ -124,7 +124,7 @@ def test_a_topology_is_back_before_kubernetes_notices_a_loss(
 
 
 def test_a_task_that_is_killed_for_its_memory_loses_no_rows(
-    cluster: EmbeddedCluster, run: Run, reference: Reference
+    cluster: EmbeddedCluster, run: TopologyRun, reference: Reference
 ) -> None:
     pod = run.task_pods("routes")[0]
     before = _jvms(cluster, pod)
@@ -138,7 +138,7 @@ def test_a_task_that_is_killed_for_its_memory_loses_no_rows(
 
 
 def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
-    run: Run, reference: Reference
+    run: TopologyRun, reference: Reference
 ) -> None:
     pod = run.task_pods("storms")[0].metadata.name
     # Not the Event of the eviction: a kubelet drops Events beyond 25 of an object.
@@ -160,7 +160,7 @@ def test_a_task_that_fills_its_disk_is_evicted_and_loses_no_rows(
 
 
 def test_an_image_that_cannot_be_pulled_stops_no_task(
-    cluster: EmbeddedCluster, run: Run, reference: Reference
+    cluster: EmbeddedCluster, run: TopologyRun, reference: Reference
 ) -> None:
     before = run.container_starts()
     run.resource["spec"]["image"] = "rekindle/pipelines:absent"
@@ -185,7 +185,7 @@ def test_an_image_that_cannot_be_pulled_stops_no_task(
 
 
 def test_an_upgraded_image_leaves_no_gap(
-    cluster: EmbeddedCluster, shared_run: Run, tmp_path_factory: pytest.TempPathFactory
+    cluster: EmbeddedCluster, shared_run: TopologyRun, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Beside the flights topology, whose tasks keep their image."""
     document = storms_topology("rolled")
@@ -194,7 +194,7 @@ def test_an_upgraded_image_leaves_no_gap(
     _tag(cluster, cluster.node_kind.pipelines_image, image)
     reference = Reference(document, cluster.shared, tmp_path_factory.mktemp("rolled"))
     reference.execute()
-    with Run(cluster, document) as run:
+    with TopologyRun(cluster, document) as run:
         run.wait_live()
         run.wait_redundant()
         run.wait_sinks_advance(epochs=5)
@@ -218,7 +218,7 @@ def test_an_upgraded_image_leaves_no_gap(
 
 
 def test_an_upgraded_chart_restarts_no_task(
-    cluster: EmbeddedCluster, run: Run, reference: Reference, tmp_path: Path
+    cluster: EmbeddedCluster, run: TopologyRun, reference: Reference, tmp_path: Path
 ) -> None:
     image = _next(cluster.node_kind.operator_image)
     _tag(cluster, cluster.node_kind.operator_image, image)
@@ -243,11 +243,11 @@ def _newer_chart(directory: Path) -> Path:
     return chart
 
 
-def _operator_images(run: Run) -> set[str]:
+def _operator_images(run: TopologyRun) -> set[str]:
     return {p.spec.containers[0].image for p in run.cluster.operator_pods()}
 
 
-def _exec(run: Run, pod: Any, *command: str) -> None:
+def _exec(run: TopologyRun, pod: Any, *command: str) -> None:
     """The program may be killed."""
     with contextlib.suppress(KubectlError):
         run.cluster.kubectl("exec", pod.metadata.name, "--", *command)
@@ -306,6 +306,6 @@ def _deployment(image: str, node: str) -> dict[str, Any]:
     }
 
 
-def _plain_pod(run: Run) -> Any:
+def _plain_pod(run: TopologyRun) -> Any:
     pods = wait_for("the pod of the Deployment", lambda: run.cluster.pods("app=plain"), 30)
     return pods[0]

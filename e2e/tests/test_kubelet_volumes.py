@@ -15,7 +15,7 @@ from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.fuse_volume import FuseVolume
 from rekindle_testing.harness.nodes import POD_USER, NodeResources
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.kubelet, pytest.mark.timeout(600)]
@@ -70,7 +70,7 @@ def test_a_claim_that_pods_may_not_write_is_explained(
 ) -> None:
     volume = _root_owned(cluster, directory / "root-owned")
     cluster.create_claim("root-owned", volume)
-    with Run(cluster, storms_topology("root-owned", claim="root-owned")) as run:
+    with TopologyRun(cluster, storms_topology("root-owned", claim="root-owned")) as run:
         wait_for("the reason in the status", lambda: _mentions(run, "Permission denied"), 90, 0.5)
         assert not run.observer.all_live()
         assert _mentions(run, str(POD_USER))
@@ -81,7 +81,7 @@ def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory:
     cluster.create_claim("grouped", volume, local=True)
     document = storms_topology("grouped", claim="grouped")
     document["spec"]["podTemplate"] = {"spec": {"securityContext": {"fsGroup": POD_USER}}}
-    with Run(cluster, document) as run:
+    with TopologyRun(cluster, document) as run:
         run.wait_live()
         run.wait_checkpoint()
 
@@ -89,7 +89,7 @@ def test_an_fs_group_makes_a_claim_writable(cluster: EmbeddedCluster, directory:
 def test_a_volume_that_does_not_respond_loses_no_rows(
     cluster: EmbeddedCluster, server: FuseVolume, reference: Reference
 ) -> None:
-    with Run(cluster, storms_topology("hanging")) as run:
+    with TopologyRun(cluster, storms_topology("hanging")) as run:
         run.wait_live()
         run.wait_checkpoint()
         before = run.container_starts()
@@ -111,7 +111,7 @@ def test_a_volume_that_does_not_respond_loses_no_rows(
 def test_a_topology_goes_on_with_a_slow_volume(cluster: EmbeddedCluster, slow: FuseVolume) -> None:
     flights.prepare_input(slow.backing_directory / "input")
     cluster.create_claim("slow", slow.directory)
-    with Run(cluster, storms_topology("slow", claim="slow")) as run:
+    with TopologyRun(cluster, storms_topology("slow", claim="slow")) as run:
         run.wait_live()
         run.wait_checkpoint()
         run.wait_sinks_advance(epochs=20, timeout_s=120)
@@ -124,5 +124,5 @@ def _root_owned(cluster: EmbeddedCluster, directory: Path) -> Path:
     return directory
 
 
-def _mentions(run: Run, text: str) -> bool:
+def _mentions(run: TopologyRun, text: str) -> bool:
     return text in json.dumps(run.observer.status)

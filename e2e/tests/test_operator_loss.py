@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cluster_types import cluster_of_type, every_cluster_type
 
-from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.components import ComponentSettings
 from rekindle_testing.fixtures.api_fields import name_of, required
 from rekindle_testing.harness.any_cluster import OPERATOR_LEASE, Cluster
 from rekindle_testing.harness.cluster import EmbeddedCluster
@@ -24,7 +24,7 @@ TARGET_S = 30.0
 @pytest.fixture(scope="module")
 def cluster(cluster_type: str, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     # As long as with Kubernetes' default: meanwhile the scheduler considers dead nodes Ready.
-    slow = Settings(node_monitor_grace_period_s=50)
+    slow = ComponentSettings(node_monitor_grace_period_s=50)
     with cluster_of_type(cluster_type, request, Cluster.install, slow) as cluster:
         yield cluster
 

@@ -13,7 +13,7 @@ from cluster_types import every_cluster_type, storms_topology
 
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 
 pytestmark = [
     every_cluster_type,
@@ -34,7 +34,7 @@ def cluster(shared_cluster: Cluster) -> Cluster:
 def test_draining_every_node_in_turn_stops_no_query(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with Run(cluster, _topology()) as run:
+    with TopologyRun(cluster, _topology()) as run:
         run.wait_live()
         run.wait_redundant()
         run.wait_checkpoint()
@@ -62,7 +62,7 @@ def _topology() -> dict[str, Any]:
     return document
 
 
-def _drain(run: Run, node: str) -> None:
+def _drain(run: TopologyRun, node: str) -> None:
     """As an administrator does it: kubectl waits for as long as pods may not be evicted."""
     # It loses nothing; "lost", since `verify` requires such events before the end of input.
     at_s = run.observer.add_event("lost", f"{node} is drained")
@@ -74,6 +74,6 @@ def _drain(run: Run, node: str) -> None:
     print(f"{node}: drained of {held} in {run.observer.now() - at_s:.0f} s")
 
 
-def _pods_on(run: Run, node: str) -> list[str]:
+def _pods_on(run: TopologyRun, node: str) -> list[str]:
     pods = [*run.cluster.tasks(run.name), *run.coordinator_pods()]
     return sorted(p.metadata.name for p in pods if p.spec.node_name == node)

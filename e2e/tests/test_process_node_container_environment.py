@@ -15,7 +15,7 @@ import pytest
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods, container_status_of
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
-from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, ImageReplacement, ProcessNode
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.platform("embedded")]
@@ -31,7 +31,11 @@ def can_restrict_bind() -> bool:
 def node(
     control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProcessNode]:
-    images = {"machine": Image(path=("/opt/first",), env={"FLAVOUR": "plain"}, workdir="/work/dir")}
+    images = {
+        "machine": ImageReplacement(
+            path=("/opt/first",), env={"FLAVOUR": "plain"}, workdir="/work/dir"
+        )
+    }
     directory = tmp_path_factory.mktemp("node") / "configured"
     node = ProcessNode("configured", control_plane, directory, images=images, timing=QUICK)
     node.start()

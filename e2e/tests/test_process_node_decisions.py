@@ -10,20 +10,24 @@ from hypothesis import strategies as st
 from rekindle_testing.embedded.process_node import status
 from rekindle_testing.embedded.process_node.node_object import node_labels, node_status
 from rekindle_testing.embedded.process_node.probes import (
+    ContainerProbe,
     ProbeKind,
     ProbeSpec,
-    ProbeState,
     is_ready,
     must_restart,
 )
 from rekindle_testing.embedded.process_node.restarts import (
-    BackoffPolicy,
     ConsecutiveExits,
     Exit,
+    RestartBackoff,
     should_restart,
 )
-from rekindle_testing.embedded.process_node.settings import Image, NodeSettings, Timing
-from rekindle_testing.embedded.process_node.status import ContainerView, PodView
+from rekindle_testing.embedded.process_node.settings import (
+    ImageReplacement,
+    NodeSettings,
+    NodeTiming,
+)
+from rekindle_testing.embedded.process_node.status import ContainerView, ObservedPod
 
 ALLOCATABLE = {"cpu": "2", "memory": "1Gi", "pods": "3"}
 
@@ -34,7 +38,7 @@ SPEC = ProbeSpec.parse({"failureThreshold": 3, "successThreshold": 2})
 
 
 def test_a_probe_needs_as_many_results_in_a_row_as_its_threshold() -> None:
-    state = ProbeState(SPEC)
+    state = ContainerProbe(SPEC)
     for success, passed in [
         (True, None),
         (True, True),
@@ -51,7 +55,7 @@ def test_a_probe_needs_as_many_results_in_a_row_as_its_threshold() -> None:
 
 @given(st.lists(st.booleans(), max_size=50))
 def test_a_probe_never_contradicts_the_newest_run_of_results(results: list[bool]) -> None:
-    state = ProbeState(SPEC)
+    state = ContainerProbe(SPEC)
     for result in results:
         state = state.record(result)
     if results[-3:] == [False] * 3:
@@ -65,20 +69,20 @@ def test_defaults_of_a_probe_are_kubernetes_own() -> None:
 
 
 def test_readiness_waits_for_the_startup_probe() -> None:
-    passed, failed = (replace(ProbeState(SPEC), passed=v) for v in (True, False))
+    passed, failed = (replace(ContainerProbe(SPEC), passed=v) for v in (True, False))
     assert is_ready(True, None, None)
     assert is_ready(True, passed, passed)
-    assert not is_ready(True, ProbeState(SPEC), passed)
-    assert not is_ready(True, passed, ProbeState(SPEC))
+    assert not is_ready(True, ContainerProbe(SPEC), passed)
+    assert not is_ready(True, passed, ContainerProbe(SPEC))
     assert not is_ready(True, passed, failed)
     assert not is_ready(False, passed, passed)
 
 
 def test_only_startup_and_liveness_restart_a_container() -> None:
-    failed = replace(ProbeState(SPEC), passed=False)
+    failed = replace(ContainerProbe(SPEC), passed=False)
     assert must_restart(failed, None) is ProbeKind.STARTUP
     assert must_restart(None, failed) is ProbeKind.LIVENESS
-    assert must_restart(ProbeState(SPEC), ProbeState(SPEC)) is None
+    assert must_restart(ContainerProbe(SPEC), ContainerProbe(SPEC)) is None
 
 
 # --- restarts ---------------------------------------------------------------
@@ -89,7 +93,7 @@ def ended(code: int = 1, ran_s: float = 1.0) -> Exit:
 
 
 def test_the_first_restart_is_immediate_and_back_off_grows() -> None:
-    policy, exits = BackoffPolicy(), ConsecutiveExits()
+    policy, exits = RestartBackoff(), ConsecutiveExits()
     delays = []
     for _ in range(9):
         exits = exits.after(ended(), policy)
@@ -98,13 +102,13 @@ def test_the_first_restart_is_immediate_and_back_off_grows() -> None:
 
 
 def test_a_long_run_resets_the_back_off() -> None:
-    policy = BackoffPolicy()
+    policy = RestartBackoff()
     exits = ConsecutiveExits(6).after(ended(ran_s=600), policy)
     assert exits.delay_s(policy) == 0
 
 
 def test_the_delay_of_a_container_that_crashed_for_days_is_finite() -> None:
-    assert ConsecutiveExits(1_000_000).delay_s(BackoffPolicy()) == 300
+    assert ConsecutiveExits(1_000_000).delay_s(RestartBackoff()) == 300
 
 
 @pytest.mark.parametrize(
@@ -133,8 +137,8 @@ BACKING_OFF = ContainerView(
 )
 
 
-def view(*main: ContainerView, init: tuple[ContainerView, ...] = (), **more: Any) -> PodView:
-    return PodView(init, main, "127.1.1.1", "127.1.0.1", 5.0, **more)
+def view(*main: ContainerView, init: tuple[ContainerView, ...] = (), **more: Any) -> ObservedPod:
+    return ObservedPod(init, main, "127.1.1.1", "127.1.0.1", 5.0, **more)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def view(*main: ContainerView, init: tuple[ContainerView, ...] = (), **more: Any
         ("Always", view(RUNNING, failure=("Evicted", "full")), "Failed"),
     ],
 )
-def test_the_phase_follows_the_containers(policy: str, seen: PodView, phase: str) -> None:
+def test_the_phase_follows_the_containers(policy: str, seen: ObservedPod, phase: str) -> None:
     assert status.phase(policy, seen) == phase
 
 
@@ -170,7 +174,7 @@ def pod(**spec: Any) -> dict[str, Any]:
     return {"metadata": {"generation": 3}, "spec": {"containers": containers, **spec}}
 
 
-def conditions(seen: PodView, **spec: Any) -> dict[str, tuple[str, str]]:
+def conditions(seen: ObservedPod, **spec: Any) -> dict[str, tuple[str, str]]:
     found = status.conditions(pod(**spec), seen, 10.0)
     return {c["type"]: (c["status"], c["reason"]) for c in found}
 
@@ -243,8 +247,8 @@ def settings(**more: Any) -> NodeSettings:
         "kubelet_port": 10250,
         "capacity": ALLOCATABLE,
         "labels": {"disk": "fast"},
-        "images": {"i": Image(path=("/x",), env={"A": "1"}, command=("run",))},
-        "timing": Timing(backoff=BackoffPolicy(base_s=0.5)),
+        "images": {"i": ImageReplacement(path=("/x",), env={"A": "1"}, command=("run",))},
+        "timing": NodeTiming(backoff=RestartBackoff(base_s=0.5)),
         "directory": "/d",
         "apiserver_client_name": "server",
         **strings,

@@ -9,14 +9,14 @@ import pytest
 
 from rekindle_testing.embedded.process_node import containers, environment, quantities
 from rekindle_testing.embedded.process_node.containers import ImageNotFound, PodContext
-from rekindle_testing.embedded.process_node.environment import ConfigError, Reference
+from rekindle_testing.embedded.process_node.environment import ConfigError, ObjectReference
 from rekindle_testing.embedded.process_node.fields import (
     DownwardValues,
     FieldError,
     field_value,
     resource_value,
 )
-from rekindle_testing.embedded.process_node.settings import Image
+from rekindle_testing.embedded.process_node.settings import ImageReplacement
 
 DOWNWARD_VALUES = DownwardValues(
     pod_ip="127.7.1.1", host_ip="127.7.0.1", allocatable={"cpu": "4", "memory": "8Gi"}
@@ -125,12 +125,12 @@ def test_resources_are_rounded_up_with_the_node_as_default(
     assert resource_value(POD, reference, container, DOWNWARD_VALUES) == value
 
 
-def objects() -> dict[Reference, dict[str, Any] | None]:
+def objects() -> dict[ObjectReference, dict[str, Any] | None]:
     secret = {"data": {"password": base64.b64encode(b"s3cret").decode()}}
     return {
-        Reference("ConfigMap", "settings"): {"data": {"MODE": "fast", "LEVEL": "3"}},
-        Reference("Secret", "login"): secret,
-        Reference("ConfigMap", "gone"): None,
+        ObjectReference("ConfigMap", "settings"): {"data": {"MODE": "fast", "LEVEL": "3"}},
+        ObjectReference("Secret", "login"): secret,
+        ObjectReference("ConfigMap", "gone"): None,
     }
 
 
@@ -162,8 +162,8 @@ def test_keys_of_config_maps_and_secrets_become_variables() -> None:
     container = {"env": [{"name": "P", "valueFrom": secret}, {"name": "X", "valueFrom": absent}]}
     assert built(container) == {"BASE": "b", "P": "s3cret"}
     assert set(environment.references(container)) == {
-        Reference("Secret", "login"),
-        Reference("ConfigMap", "gone"),
+        ObjectReference("Secret", "login"),
+        ObjectReference("ConfigMap", "gone"),
     }
 
 
@@ -183,7 +183,7 @@ def test_a_missing_reference_is_named(container: dict[str, Any], message: str) -
 
 
 def test_command_and_args_override_the_image() -> None:
-    image = Image(command=("run", "--fast"))
+    image = ImageReplacement(command=("run", "--fast"))
     variables = {"N": "1"}
     assert containers.command_line({"image": "i"}, image, {}) == ["run", "--fast"]
     assert containers.command_line({"image": "i", "args": ["$(N)"]}, image, variables) == [
@@ -193,12 +193,14 @@ def test_command_and_args_override_the_image() -> None:
     ]
     assert containers.command_line({"image": "i", "command": ["x"]}, image, {}) == ["x"]
     with pytest.raises(ConfigError, match="no command"):
-        containers.command_line({"image": "i"}, Image(), {})
+        containers.command_line({"image": "i"}, ImageReplacement(), {})
 
 
 def test_an_unknown_image_names_the_known_ones() -> None:
     with pytest.raises(ImageNotFound, match=r'no image "other".*it has: a, b'):
-        containers.find_image({"image": "other"}, {"b": Image(), "a": Image()})
+        containers.find_image(
+            {"image": "other"}, {"b": ImageReplacement(), "a": ImageReplacement()}
+        )
 
 
 def test_the_shim_gets_path_variables_and_mounts_in_order(tmp_path: Path) -> None:
@@ -219,7 +221,7 @@ def test_the_shim_gets_path_variables_and_mounts_in_order(tmp_path: Path) -> Non
     context = PodContext(
         pod=pod,
         downward_values=DOWNWARD_VALUES,
-        images={"img": Image(path=("/opt/x/bin",), env={"JAVA_HOME": "/opt/java"})},
+        images={"img": ImageReplacement(path=("/opt/x/bin",), env={"JAVA_HOME": "/opt/java"})},
         volumes=volumes,
         service_variables={"KUBERNETES_SERVICE_HOST": "127.0.0.1"},
         hosts_file=tmp_path / "hosts",

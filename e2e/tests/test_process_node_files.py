@@ -12,7 +12,7 @@ import pytest
 
 from rekindle_testing.embedded.process_node import logs, payloads, rootfs
 from rekindle_testing.embedded.process_node.api import ApiClient
-from rekindle_testing.embedded.process_node.environment import ConfigError, Objects, Reference
+from rekindle_testing.embedded.process_node.environment import ConfigError, ObjectReference, Objects
 from rekindle_testing.embedded.process_node.fields import DownwardValues
 from rekindle_testing.embedded.process_node.indexes import IndexReservation, IndexTakenError
 from rekindle_testing.embedded.process_node.logs import LogQuery
@@ -170,7 +170,7 @@ def test_a_projection_joins_its_sources() -> None:
             ],
         },
     }
-    objects: Objects = {Reference("ConfigMap", "cm"): {"data": {"a": "1", "b": "2"}}}
+    objects: Objects = {ObjectReference("ConfigMap", "cm"): {"data": {"a": "1", "b": "2"}}}
     files = payloads.payload(POD, volume, objects, {"token": "t"}, DOWNWARD_VALUES)
     assert files == {
         "token": File(b"t", 0o600),
@@ -179,14 +179,14 @@ def test_a_projection_joins_its_sources() -> None:
         "cpu": File(b"2", 0o440),
     }
     assert set(payloads.references(volume)) == {
-        Reference("ConfigMap", "cm"),
-        Reference("Secret", "s"),
+        ObjectReference("ConfigMap", "cm"),
+        ObjectReference("Secret", "s"),
     }
 
 
 def test_a_missing_key_of_a_volume_is_named() -> None:
     source = {"name": "cm", "items": [{"key": "z", "path": "z"}]}
-    objects: Objects = {Reference("ConfigMap", "cm"): {"data": {}}}
+    objects: Objects = {ObjectReference("ConfigMap", "cm"): {"data": {}}}
     with pytest.raises(ConfigError, match="no key 'z'"):
         payloads.payload(POD, {"name": "v", "configMap": source}, objects, {}, DOWNWARD_VALUES)
 

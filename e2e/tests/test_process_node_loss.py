@@ -25,7 +25,7 @@ from rekindle_operator.cluster.convert import node_view
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.pods import Pods, condition_status_of, container_status_of
 from rekindle_testing.embedded.process_node.network_partition import cgroup2_mount
-from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, ImageReplacement, ProcessNode
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.cluster, pytest.mark.platform("embedded")]
@@ -67,7 +67,7 @@ def on(node: ProcessNode, *scripts: str) -> dict[str, Any]:
     ip = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
     container = {
         "name": "main",
-        "image": "machine",  # the files of this machine: `Image`
+        "image": "machine",  # the files of this machine: `ImageReplacement`
         "command": ["sh", "-c", "\n".join([*lines, main])],
         "env": [ip],
         "readinessProbe": {"httpGet": {"port": 8080}, "periodSeconds": 1},
@@ -275,7 +275,7 @@ def test_containers_are_restarted_without_the_api_server(tmp_path: Path) -> None
 
     with ControlPlane(tmp_path / "control-plane") as own, contextlib.ExitStack() as ends:
         node = ProcessNode(
-            "alone", own, tmp_path / "alone", images={"machine": Image()}, timing=QUICK
+            "alone", own, tmp_path / "alone", images={"machine": ImageReplacement()}, timing=QUICK
         )
         ends.callback(node.stop)
         node.start()
@@ -337,7 +337,7 @@ def test_a_node_ends_with_the_process_that_created_it(
     script = f"""
         import json, sys, time
         from pathlib import Path
-        from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
+        from rekindle_testing.embedded.process_node.node import QUICK, ImageReplacement, ProcessNode
         facts = json.loads({json.dumps(json.dumps(facts))})
         class Cluster:
             kubeconfig, ca_file = Path(facts["kubeconfig"]), Path(facts["ca_file"])

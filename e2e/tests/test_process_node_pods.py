@@ -18,7 +18,7 @@ from rekindle_testing.embedded.control_plane import ControlPlane, KubectlError
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.pods import Pods, condition_status_of, container_status_of
 from rekindle_testing.embedded.process_node.api import ApiClient
-from rekindle_testing.embedded.process_node.node import QUICK, Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import QUICK, ImageReplacement, ProcessNode
 from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.waiting import wait_for
 
@@ -43,7 +43,10 @@ def node(
     control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ProcessNode]:
     directory = tmp_path_factory.mktemp("node") / "steady"
-    images = {"machine": Image(), "greeter": Image(env={"WHO": "me"}, command=("sh", "-c"))}
+    images = {
+        "machine": ImageReplacement(),
+        "greeter": ImageReplacement(env={"WHO": "me"}, command=("sh", "-c")),
+    }
     node = ProcessNode("steady", control_plane, directory, images=images, timing=QUICK)
     node.start()
     try:

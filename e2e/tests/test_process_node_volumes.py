@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError, Unreachable
 from rekindle_testing.embedded.process_node.fields import DownwardValues
 from rekindle_testing.embedded.process_node.objects import ObjectReader, TokenReader
 from rekindle_testing.embedded.process_node.volume_manager import VolumeManager
@@ -49,10 +49,10 @@ def volumes_of(api: Api, directory: Path, clock: Callable[[], float]) -> Volumes
     ("failure", "problems"),
     [
         (
-            ApiError(404, "not found"),
+            NodeApiError(404, "not found"),
             ["MountVolume.SetUp failed: volume 'config': ConfigMap 'settings' not found"],
         ),
-        (ApiError(500, "etcd is full"), []),
+        (NodeApiError(500, "etcd is full"), []),
         (Unreachable("no response"), []),
     ],
     ids=["missing", "refused", "unreachable"],

@@ -15,7 +15,7 @@ from cluster_types import flights_cluster, storms_topology
 
 from rekindle_testing.harness.nodes import ProcessNodes
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [
@@ -32,7 +32,7 @@ _SPEEDUP = 28_800  # eight hours of weather an epoch: the input lasts 18 minutes
 def test_tasks_spread_out_when_nodes_are_back(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("process")
     with flights_cluster(directory, ProcessNodes(), nodes=5) as cluster:
-        with Run(cluster, _topology()) as run:
+        with TopologyRun(cluster, _topology()) as run:
             run.wait_live(timeout_s=600)
             run.wait_checkpoint(timeout_s=240)
             victims = sorted(cluster.nodes)[:3]
@@ -50,7 +50,7 @@ def test_tasks_spread_out_when_nodes_are_back(tmp_path_factory: pytest.TempPathF
         assert run.verify(reference) > 0
 
 
-def _wait_spread(run: Run) -> None:
+def _wait_spread(run: TopologyRun) -> None:
     """Two moves: one at least a minute after the recovery, the other as long after the first."""
     began_s = run.observer.now()
     wait_for("one task a node", lambda: _tasks_by_node(run) == [1, 1, 1, 1], 900, 1)
@@ -75,6 +75,6 @@ def _topology() -> dict[str, Any]:
     return document
 
 
-def _tasks_by_node(run: Run) -> list[int]:
+def _tasks_by_node(run: TopologyRun) -> list[int]:
     tasks = run.cluster.tasks(run.name)
     return sorted(Counter(p.spec.node_name for p in tasks if p.spec.node_name).values())

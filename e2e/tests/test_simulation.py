@@ -17,16 +17,16 @@ from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.coordinator_api import TOPOLOGY, compiled
 from rekindle_testing.simulation.faults import (
     NOT_DRAWN,
-    Fault,
     FaultKind,
+    SimulatedFault,
     draw_faults,
     draw_wrong_results,
 )
-from rekindle_testing.simulation.injector import Injector
+from rekindle_testing.simulation.injector import SimulatedInjector
 from rekindle_testing.simulation.mutants import MUTANTS, found_by
 from rekindle_testing.simulation.planting import replaced
 from rekindle_testing.simulation.run import Simulation, shrink, simulate, wrong_results
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 from rekindle_testing.simulation.topologies import (
     WITH_TENTATIVE_RESULTS,
     Spec,
@@ -42,12 +42,14 @@ CHAIN_SEED = 9  # of a small cluster
 CHAIN = Variant(topologies.CHAIN)
 
 
-def fault(kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0) -> Fault:
-    return Fault(at, kind, target, other, seconds, stays=False)
+def fault(
+    kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0
+) -> SimulatedFault:
+    return SimulatedFault(at, kind, target, other, seconds, stays=False)
 
 
 FORGOTTEN = "reserved incarnations are forgotten"
-PLANTED: Mapping[str, tuple[int, Sequence[Fault], Variant, str]] = {
+PLANTED: Mapping[str, tuple[int, Sequence[SimulatedFault], Variant, str]] = {
     # One of each: what a task, a coordinator and an operator decide, and tentative results. With
     # seed, faults, variant, and begin of the failure.
     "a state is saved under another epoch": (CHAIN_SEED, [], CHAIN, "I1"),
@@ -68,10 +70,11 @@ PLANTED: Mapping[str, tuple[int, Sequence[Fault], Variant, str]] = {
 
 
 _LONG_PARTITION = f"""
-from rekindle_testing.simulation.faults import Fault, FaultKind
+from rekindle_testing.simulation.faults import FaultKind, SimulatedFault
 from rekindle_testing.simulation.run import Simulation
 
-simulation = Simulation(0, [Fault(8.0, FaultKind.{FaultKind.PARTITION_NODE.name}, 0, 0, 8.0)])
+kind = FaultKind.{FaultKind.PARTITION_NODE.name}
+simulation = Simulation(0, [SimulatedFault(8.0, kind, 0, 0, 8.0)])
 simulation.scheduler.run_until(21.0)
 print(*simulation.lines, simulation.scheduler.random.random(), sep="\\n")
 simulation.cluster.end()
@@ -129,7 +132,7 @@ def test_one_fault_may_stay() -> None:
     drawn = [draw_faults(Scheduler(seed).random) for seed in range(30)]
     assert {sum(fault.stays for fault in faults) for faults in drawn} == {0, 1}
     fault = next(fault for faults in drawn for fault in faults if fault.stays)
-    assert Injector.ends_at([fault]) == fault.at
+    assert SimulatedInjector.ends_at([fault]) == fault.at
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -178,7 +181,7 @@ def test_no_two_partitions_compute_the_same(spec: Spec) -> None:
 
 def test_a_frozen_process_does_later_what_it_has_missed() -> None:
     scheduler, done = Scheduler(0), list[str]()
-    process = Process(scheduler, "a")
+    process = SimulatedProcess(scheduler, "a")
     process.freeze()
     for name in ("one", "two"):
         process.after(1.0, lambda name=name: done.append(name))  # type: ignore[misc]  # each its own
@@ -190,7 +193,7 @@ def test_a_frozen_process_does_later_what_it_has_missed() -> None:
 
 def test_a_process_that_is_frozen_twice_waits_for_both_ends() -> None:
     scheduler, done = Scheduler(0), list[str]()
-    process = Process(scheduler, "a")
+    process = SimulatedProcess(scheduler, "a")
     process.freeze()
     process.freeze()
     process.do(lambda: done.append("done"))
@@ -202,7 +205,7 @@ def test_a_process_that_is_frozen_twice_waits_for_both_ends() -> None:
 
 def test_a_dead_process_does_nothing() -> None:
     scheduler, done = Scheduler(0), list[str]()
-    process = Process(scheduler, "a")
+    process = SimulatedProcess(scheduler, "a")
     process.after(1.0, lambda: done.append("late"))
     process.die()
     scheduler.run_until(5.0)

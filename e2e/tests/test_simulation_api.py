@@ -13,9 +13,9 @@ from rekindle_testing.simulation.kube.objects import (
     ApiRequest,
     matches,
 )
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import API, Network
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 POD_PATH = "/api/v1/namespaces/default/pods"
 STATUS_PATH = "/apis/rekindle.dev/v1alpha1/namespaces/default/streamtopologies/t/status"
@@ -97,11 +97,11 @@ def test_selectors_name_labels_and_values() -> None:
 
 def test_a_watch_whose_version_has_expired_goes_on_after_a_list() -> None:
     scheduler = Scheduler(0)
-    server = ApiServer(scheduler, Network(scheduler))
+    server = SimulatedApiServer(scheduler, Network(scheduler))
     seen: list[str] = []
     expirations: list[bool] = []
     watch = server.watch(
-        Process(scheduler, "client"),
+        SimulatedProcess(scheduler, "client"),
         PODS,
         0,  # after this version
         lambda event: seen.append(event.raw["metadata"]["name"]),
@@ -119,9 +119,9 @@ def test_a_watch_whose_version_has_expired_goes_on_after_a_list() -> None:
 
 def test_a_watch_goes_on_where_it_was_interrupted() -> None:
     scheduler = Scheduler(0)
-    server = ApiServer(scheduler, network := Network(scheduler))
+    server = SimulatedApiServer(scheduler, network := Network(scheduler))
     seen: list[str] = []
-    process = Process(scheduler, "client")
+    process = SimulatedProcess(scheduler, "client")
     server.watch(
         process,
         PODS,

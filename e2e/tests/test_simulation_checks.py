@@ -16,7 +16,7 @@ from rekindle_testing.simulation.late_requests import (
 )
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.run import Simulation
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 SETTLED_S = 32.0
 """All tasks are ready, and have responded for long enough."""
@@ -82,7 +82,7 @@ def test_an_isolated_host_is_silent_and_a_process_that_is_gone_refuses() -> None
             caller, host, None, lambda result: ended.append(type(result).__name__), timeout_s=3.0
         )
 
-    caller = Process(scheduler, "a")
+    caller = SimulatedProcess(scheduler, "a")
     call("b")
     scheduler.run_until(2.0)
     network.isolate("two")

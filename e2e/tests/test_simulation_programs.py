@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rekindle_testing.simulation.operator.program import Program, SimulatedEvent
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 from rekindle_testing.simulation.silence import FaultCount, Silence
 
 
@@ -13,7 +13,7 @@ def test_programs_take_turns_in_simulated_time() -> None:
     scheduler, done = Scheduler(0), list[tuple[str, float]]()
 
     def start(name: str, pause_s: float) -> None:
-        process = Process(scheduler, name)
+        process = SimulatedProcess(scheduler, name)
 
         def main() -> None:
             for _ in range(2):
@@ -30,7 +30,7 @@ def test_programs_take_turns_in_simulated_time() -> None:
 
 def test_a_program_of_a_dead_process_does_not_go_on() -> None:
     scheduler, done = Scheduler(0), list[str]()
-    process = Process(scheduler, "a")
+    process = SimulatedProcess(scheduler, "a")
 
     def main() -> None:
         try:
@@ -48,7 +48,7 @@ def test_a_program_of_a_dead_process_does_not_go_on() -> None:
 
 def test_a_frozen_program_goes_on_later() -> None:
     scheduler, done = Scheduler(0), list[float]()
-    process = Process(scheduler, "a")
+    process = SimulatedProcess(scheduler, "a")
 
     def main() -> None:
         program.sleep(1.0)
@@ -68,14 +68,14 @@ def test_an_error_of_a_program_ends_the_simulation() -> None:
     def main() -> None:
         raise ValueError("a bug")
 
-    Program(Process(scheduler, "a"), main)
+    Program(SimulatedProcess(scheduler, "a"), main)
     with pytest.raises(ValueError, match="a bug"):
         scheduler.run_until(1.0)
 
 
 def test_an_event_ends_a_wait_or_its_time_does() -> None:
     scheduler, done = Scheduler(0), list[tuple[bool, float]]()
-    process = Process(scheduler, "a")
+    process = SimulatedProcess(scheduler, "a")
     event = SimulatedEvent(process)
 
     def main() -> None:

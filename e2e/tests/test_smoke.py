@@ -12,7 +12,7 @@ from cluster_types import flights_cluster, kubelet_nodes, storms_topology
 
 from rekindle_testing.harness.cluster import EmbeddedCluster
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.images.build import find_container_engine
 from rekindle_testing.images.errors import NoContainerEngine
 from rekindle_testing.paths import ROOT
@@ -48,7 +48,7 @@ def test_both_images_are_built_and_start(container_engine: None) -> None:
 def test_a_lost_node_loses_no_rows(
     cluster: EmbeddedCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with Run(cluster, storms_topology("smoke")) as run:
+    with TopologyRun(cluster, storms_topology("smoke")) as run:
         run.wait_live()
         run.wait_checkpoint()
         victim = run.task_pods("storms")[0].spec.node_name

@@ -11,7 +11,7 @@ from tail_process import Tail, expected_rows
 
 from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import run_reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 
 pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
 
@@ -37,7 +37,7 @@ def test_a_reader_gets_each_row_once_while_its_replica_is_killed(
     document = streamed("streamed")
     (query,) = document["spec"]["queries"]
     run_reference(document, cluster.shared, tmp_path / "reference")
-    with Run(cluster, document) as run:
+    with TopologyRun(cluster, document) as run:
         run.wait_live()
         tail = Tail(cluster, run.name, query["name"])
         try:

@@ -18,7 +18,7 @@ from tail_process import Tail, expected_rows
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH, Cluster
 from rekindle_testing.harness.oracle import Reference
-from rekindle_testing.harness.run import Run
+from rekindle_testing.harness.run import TopologyRun
 from rekindle_testing.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
@@ -61,17 +61,17 @@ def cluster(shared_cluster: Cluster) -> Cluster:
     return shared_cluster
 
 
-def _state(run: Run) -> str:
+def _state(run: TopologyRun) -> str:
     return run.observer.states().get("observations", "")
 
 
-def _tentative_epochs(run: Run) -> dict[str, int]:
+def _tentative_epochs(run: TopologyRun) -> dict[str, int]:
     """The newest tentative epoch of each task that has one."""
     tasks = run.observer.status.get("dataPlane", {}).get("tasks", [])
     return {t["slot"]: t["tentativeEpoch"] for t in tasks if "tentativeEpoch" in t}
 
 
-def _without_weather(run: Run, what: str, condition: Callable[[], T | None]) -> T:
+def _without_weather(run: TopologyRun, what: str, condition: Callable[[], T | None]) -> T:
     """Wait for a condition, and kill the source meanwhile as soon as it has started again."""
 
     def check() -> T | None:
@@ -91,7 +91,7 @@ def test_results_go_on_without_an_input_and_are_corrected(
     """The lost source has no replica."""
     reference = Reference(resource(), cluster.shared, tmp_path)
     reference.execute()
-    with Run(cluster, resource()) as run:
+    with TopologyRun(cluster, resource()) as run:
         run.wait_live()
         run.wait_checkpoint()
         tail = Tail(cluster, run.name, "board", "--tentative")

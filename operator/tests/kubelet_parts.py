@@ -8,8 +8,8 @@ from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import (
-    Endpoint,
     NodeView,
+    PodEndpoint,
     PodView,
 )
 
@@ -28,7 +28,7 @@ def node(name: str, **more: object) -> NodeView:
         labels={},
         allocatable=ResourceAmounts(cpu_m=4000, memory=8 << 30, pods=50),
     )
-    usual = {"kubelet": Endpoint("127.0.0.1", 10250)}
+    usual = {"kubelet": PodEndpoint("127.0.0.1", 10250)}
     return replace(made, **{**usual, **more})  # type: ignore[arg-type]
 
 

@@ -32,7 +32,7 @@ from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.cluster.uncreated_pods import UncreatedPods
 from rekindle_operator.cluster.unsuitable import UnsuitableNodes
 from rekindle_operator.reconcile.actions import EmitEvent
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 from rekindle_operator.tokens import SeenTokens
 
 KUBERNETES_GRACE_S = 50.0  # after which a node without heartbeats is not Ready
@@ -42,7 +42,7 @@ class ModelState:
     def __init__(self) -> None:
         self.now = 1_800_000_000.0
         self.api_and_kubelets_ahead_s = 0.0  # seconds of their clocks
-        self.settings = Settings()
+        self.settings = OperatorSettings()
         self.version = 0
         self.raw_pods: dict[str, dict[str, Any]] = {}
         self.nodes: dict[str, NodeView] = {}

@@ -14,15 +14,15 @@ from rekindle_operator.cluster.addresses import (
 )
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import Endpoint, PodView
+from rekindle_operator.cluster.model import PodEndpoint, PodView
 
-ADDRESS = Endpoint("10.0.0.7", 10250)
+ADDRESS = PodEndpoint("10.0.0.7", 10250)
 DEAD = node("dead", kubelet=ADDRESS, created_at=START, ready=False)
 NEW = node("new", kubelet=ADDRESS, created_at=START + 60)
 
 
 def test_the_newest_node_has_the_address() -> None:
-    other = node("other", kubelet=Endpoint("10.0.0.8", 10250), created_at=START)
+    other = node("other", kubelet=PodEndpoint("10.0.0.8", 10250), created_at=START)
     assert without_reused_kubelet_addresses([NEW, other, DEAD]) == (
         NEW,
         other,
@@ -31,7 +31,7 @@ def test_the_newest_node_has_the_address() -> None:
 
 
 def test_kubelets_on_other_ports_are_others() -> None:
-    beside = replace(DEAD, kubelet=Endpoint(ADDRESS.host, 10251))
+    beside = replace(DEAD, kubelet=PodEndpoint(ADDRESS.host, 10251))
     assert without_reused_kubelet_addresses([beside, NEW]) == (beside, NEW)
 
 

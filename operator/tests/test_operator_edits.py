@@ -464,6 +464,21 @@ def test_pods_with_another_max_delay_are_outdated(
     assert ("8 of 8 pods are outdated" in running.condition("Valid")["message"]) is outdated
 
 
+def test_pods_that_read_a_topic_by_other_brokers_are_outdated(running: ModelCluster) -> None:
+    def edit(brokers: str) -> bool:
+        kafka = {"bootstrapServers": brokers, "topic": "t", "format": "json"}
+        sources = [{**s, "files": None, "kafka": kafka} for s in flights_spec()["sources"]]
+        sources = [{k: v for k, v in s.items() if v is not None} for s in sources]
+        running.edit("flights", sources=sources)
+        running.settle()
+        return "pods are outdated" in running.condition("Valid")["message"]
+
+    assert not edit("b:9092")
+    before = set(running.tasks())
+    assert edit("c:9092")
+    assert set(running.tasks()) == before
+
+
 def test_an_edit_does_not_affect_running_pods(running: ModelCluster) -> None:
     before = running.tasks()
     running.edit("flights", **_EDIT)

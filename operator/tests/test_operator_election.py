@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle_operator.election import Candidate, ElectionTiming, LeaseRecord, Span
+from rekindle_operator.election import CallSpan, Candidate, ElectionTiming, LeaseRecord
 from rekindle_operator.lease import lease_body, read_lease, released
 
 TIMING = ElectionTiming()
@@ -124,7 +124,7 @@ class World:
             return
 
         def serve() -> None:
-            response: Callable[[Candidate, Span], Candidate]
+            response: Callable[[Candidate, CallSpan], Candidate]
             if before.wants_to_write():
                 try:
                     written = self.server.write(before.record_to_write())
@@ -147,7 +147,7 @@ class World:
         at: float,
         process: Process,
         began: float,
-        response: Callable[[Candidate, Span], Candidate] | None,
+        response: Callable[[Candidate, CallSpan], Candidate] | None,
     ) -> None:
         if at - began > _TIMEOUT_S:
             at, response = began + _TIMEOUT_S, None  # the server may still do it later
@@ -155,7 +155,7 @@ class World:
         def take() -> None:
             if process.dead:
                 return
-            span = Span(process.clock(began), process.clock(self.now))
+            span = CallSpan(process.clock(began), process.clock(self.now))
             before = process.candidate
             process.candidate = response(before, span) if response else before.after_failure(span)
             self.after(process.candidate.pause_s() + self.pause(), lambda: self.call(process))
@@ -233,7 +233,7 @@ def test_a_slow_api_server_does_not_change_the_leader(seed: int) -> None:
 
 def candidate(name: str = "a", seen: LeaseRecord | None = None) -> Candidate:
     new = Candidate(name, f"process of {name}", TIMING)
-    return new if seen is None else new.after_read(seen, Span(0.0, 0.01))
+    return new if seen is None else new.after_read(seen, CallSpan(0.0, 0.01))
 
 
 def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> LeaseRecord:
@@ -245,7 +245,7 @@ def record(holder: str = "b", version: str = "1", lease_s: float = 2.0) -> Lease
 def leading(name: str = "a") -> Candidate:
     """It took a released Lease; its renewal lasted from 0 to 0.1 s."""
     free = candidate(name, released(record()))
-    return free.after_write(record(name, "2"), Span(0.0, 0.1))
+    return free.after_write(record(name, "2"), CallSpan(0.0, 0.1))
 
 
 def watched(watching: Candidate, for_s: float, version: str = "1") -> Candidate:
@@ -253,7 +253,7 @@ def watched(watching: Candidate, for_s: float, version: str = "1") -> Candidate:
     at = watching.last_read_ended or 0.0
     while at < for_s:
         watching = watching.after_read(
-            replace(watching.seen or record(), version=version), Span(at, at + 0.01)
+            replace(watching.seen or record(), version=version), CallSpan(at, at + 0.01)
         )
         at += 0.25
     return watching
@@ -266,13 +266,13 @@ def test_a_released_lease_is_free_at_once() -> None:
 def test_time_without_a_response_is_no_silence() -> None:
     waiting = candidate(seen=record())
     for second in range(10):
-        waiting = waiting.after_failure(Span(second, second + 1))
-    waiting = waiting.after_read(record(), Span(10, 10.01))
+        waiting = waiting.after_failure(CallSpan(second, second + 1))
+    waiting = waiting.after_read(record(), CallSpan(10, 10.01))
     assert not waiting.wants_to_write()
 
 
 def test_a_pause_of_the_candidate_is_no_silence() -> None:
-    waiting = candidate(seen=record()).after_read(record(), Span(60, 60.01))
+    waiting = candidate(seen=record()).after_read(record(), CallSpan(60, 60.01))
     assert not waiting.wants_to_write()
 
 
@@ -289,37 +289,37 @@ def test_a_holder_of_the_same_name_is_another_process() -> None:
 
 def test_a_leader_that_cannot_renew_stops_acting_first() -> None:
     leader = leading()
-    leader = leader.after_failure(Span(0.5, 1.5))
+    leader = leader.after_failure(CallSpan(0.5, 1.5))
     assert leader.leads(1.5)
     assert not leader.leads(TIMING.renew_deadline_s)
     assert leader.is_holder
-    again = leader.after_write(record("a", "3"), Span(5.0, 5.1))
+    again = leader.after_write(record("a", "3"), CallSpan(5.0, 5.1))
     assert again.leads(5.2)
     assert again.term == leader.term, "no other leader in between"
 
 
 def test_leading_again_after_another_is_a_new_term() -> None:
     first = leading()
-    lost = first.after_conflict().after_read(record("b", "2"), Span(0.5, 0.6))
+    lost = first.after_conflict().after_read(record("b", "2"), CallSpan(0.5, 0.6))
     assert not lost.leads(0.6)
-    again = watched(lost, 4, version="2").after_write(record("a", "3"), Span(5.0, 5.1))
+    again = watched(lost, 4, version="2").after_write(record("a", "3"), CallSpan(5.0, 5.1))
     assert again.term == first.term + 1
 
 
 def test_a_new_lease_counts_once_earlier_leaders_have_stopped() -> None:
-    leader = candidate().after_read(None, Span(0.0, 0.1))
+    leader = candidate().after_read(None, CallSpan(0.0, 0.1))
     assert leader.wants_to_write()
-    leader = leader.after_write(record("a", "1"), Span(0.2, 0.3))
+    leader = leader.after_write(record("a", "1"), CallSpan(0.2, 0.3))
     for at, leads in ((0.7, False), (2.2, False), (2.4, True)):
-        leader = leader.after_write(record("a", str(at)), Span(at, at + 0.1))
+        leader = leader.after_write(record("a", str(at)), CallSpan(at, at + 0.1))
         assert leader.leads(at + 0.1) == leads
     assert leader.term == 1
 
 
 def test_a_leader_creates_a_deleted_lease_again() -> None:
-    deleted = leading().after_conflict().after_read(None, Span(0.5, 0.6))
+    deleted = leading().after_conflict().after_read(None, CallSpan(0.5, 0.6))
     assert deleted.leads(0.6)
-    renewed = deleted.after_write(replace(record("a", "9"), uid="new"), Span(0.6, 0.7))
+    renewed = deleted.after_write(replace(record("a", "9"), uid="new"), CallSpan(0.6, 0.7))
     assert renewed.leads(0.8), "by its last renewal"
     assert not renewed.leads(TIMING.renew_deadline_s), "another may have led by a third Lease"
     assert not renewed.has_led_by_its_lease

@@ -13,7 +13,7 @@ from kubelet_parts import START, node, task
 
 from rekindle_operator.cluster.convert import node_view
 from rekindle_operator.cluster.model import (
-    Endpoint,
+    PodEndpoint,
     ProbeResults,
     Snapshot,
     TopologyView,
@@ -462,14 +462,14 @@ def test_results_of_a_deleted_node_are_forgotten() -> None:
                 ],
                 "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
             },
-            Endpoint("10.0.0.7", 10250),
+            PodEndpoint("10.0.0.7", 10250),
         ),
         ({"addresses": [{"type": "InternalIP", "address": "10.0.0.7"}]}, None),
         ({"daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}}}, None),
         ({}, None),
     ],
 )
-def test_the_address_of_a_kubelet(status: dict[str, object], expected: Endpoint | None) -> None:
+def test_the_address_of_a_kubelet(status: dict[str, object], expected: PodEndpoint | None) -> None:
     raw = {"metadata": {"name": "a", "uid": "u", "resourceVersion": "1"}, "status": status}
     assert node_view(raw).kubelet == expected
 

@@ -13,8 +13,8 @@ from rekindle import names
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.cluster.model import (
-    Endpoint,
     NodeView,
+    PodEndpoint,
     PodView,
     ProbeResults,
     Snapshot,
@@ -34,7 +34,7 @@ SILENT = ProbeResults(sent_at=NOW - 0.2, answered_probe_at=NOW - 8.0, unanswered
 
 def node(name: str) -> NodeView:
     amounts = ResourceAmounts.parse({"cpu": "4"})
-    kubelet = Endpoint("127.0.0.1", 10250)
+    kubelet = PodEndpoint("127.0.0.1", 10250)
     return NodeView(
         name=name,
         uid=name,

@@ -15,11 +15,11 @@ from kubelet_parts import node, task
 from kubernetes import client
 
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import Endpoint, NodeView, ProbeResults, Snapshot
+from rekindle_operator.cluster.model import NodeView, PodEndpoint, ProbeResults, Snapshot
 from rekindle_operator.probe import HealthProber, kubelet_responds, unverified_tls
 from rekindle_operator.settings import Timing
 
-Serve = Callable[[Callable[[socket.socket], object]], Endpoint]
+Serve = Callable[[Callable[[socket.socket], object]], PodEndpoint]
 
 
 @pytest.fixture(scope="session")
@@ -42,7 +42,7 @@ def serve() -> Iterator[Serve]:
     listeners: list[socket.socket] = []
     threads: list[threading.Thread] = []
 
-    def start(handle: Callable[[socket.socket], object]) -> Endpoint:
+    def start(handle: Callable[[socket.socket], object]) -> PodEndpoint:
         listener = socket.create_server(("127.0.0.1", 0))
         listeners.append(listener)
 
@@ -57,7 +57,7 @@ def serve() -> Iterator[Serve]:
 
         threads.append(threading.Thread(target=accept))
         threads[-1].start()
-        return Endpoint(*listener.getsockname())
+        return PodEndpoint(*listener.getsockname())
 
     yield start
     for listener in listeners:
@@ -78,7 +78,7 @@ def shake_hands(tls: ssl.SSLContext) -> Callable[[socket.socket], None]:
     return handle
 
 
-def probe(endpoint: Endpoint, within_s: float = 5.0) -> bool:
+def probe(endpoint: PodEndpoint, within_s: float = 5.0) -> bool:
     return asyncio.run(kubelet_responds(endpoint, unverified_tls(), within_s))
 
 
@@ -110,7 +110,7 @@ def test_an_open_port_that_sends_nothing_is_no_response(serve: Serve) -> None:
 def test_a_closed_connection_or_port_is_no_response(serve: Serve) -> None:
     assert not probe(serve(lambda connection: connection.close()))
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        gone = Endpoint(*listener.getsockname())
+        gone = PodEndpoint(*listener.getsockname())
     assert not probe(gone)
 
 

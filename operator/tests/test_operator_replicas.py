@@ -11,10 +11,10 @@ from rekindle_operator.cluster.model import NodeView, PodView, ProbeResults, Sna
 from rekindle_operator.cluster.phase_times import phase_times
 from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.reconcile.core import reconcile
-from rekindle_operator.settings import Election, Settings
+from rekindle_operator.settings import Election, OperatorSettings
 
 NOW = 1_800_000_000.0
-SETTINGS = Settings(
+SETTINGS = OperatorSettings(
     helm_release="rekindle", election=Election(namespace="system", identity="leader")
 )
 
@@ -62,7 +62,7 @@ def world(
 
 
 def deleted(
-    *pods: PodView, settings: Settings = SETTINGS, in_phase_s: float = 600
+    *pods: PodView, settings: OperatorSettings = SETTINGS, in_phase_s: float = 600
 ) -> list[DeletePod]:
     nodes = (node("up", ready=True), node("down", ready=False))
     actions = reconcile(world(pods, nodes, in_phase_s), NOW, settings)

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from rekindle import names
-from rekindle_operator.watchdog.__main__ import Settings, Watchdog
-from rekindle_operator.watchdog.api import Access, ApiServer, kubelet_responds, pod_responds
+from rekindle_operator.watchdog.__main__ import Watchdog, WatchdogSettings
+from rekindle_operator.watchdog.api import ApiServer, WatchdogAccess, kubelet_responds, pod_responds
 from rekindle_operator.watchdog.core import (
     Observation,
     OperatorPod,
@@ -309,15 +309,15 @@ def clock() -> Clock:
 
 
 def make_watchdog(api: FakeApiServer, clock: Clock, pod_port: int, **more: Any) -> Watchdog:
-    settings = Settings(
+    settings = WatchdogSettings(
         "system",
         helm_release="rekindle",
         lease="rekindle-operator",
         kubelet_port=free_port(),
         pod_port=pod_port,
     )
-    quick = Settings(**{**_fields(settings), "timing": QUICK, **more})
-    return Watchdog(ApiServer(Access(api.url)), quick, clock)
+    quick = WatchdogSettings(**{**_fields(settings), "timing": QUICK, **more})
+    return Watchdog(ApiServer(WatchdogAccess(api.url)), quick, clock)
 
 
 def make_watchdog_near_kubelet(api: FakeApiServer, clock: Clock) -> Watchdog:
@@ -331,7 +331,7 @@ def make_watchdog_near_kubelet(api: FakeApiServer, clock: Clock) -> Watchdog:
     )
 
 
-def _fields(settings: Settings) -> dict[str, Any]:
+def _fields(settings: WatchdogSettings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in settings.__slots__}
 
 

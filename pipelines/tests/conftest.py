@@ -1,5 +1,5 @@
 """Shared by tests on Spark: one JVM for all of a process, and the archive that halves its start
-time."""
+time. Of those on Kafka: one broker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ import pytest
 from spark_parts import StartSession
 
 from rekindle.directories import cache_root
+from rekindle_testing.embedded.kafka import KafkaBroker
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """For all tests of this process, each with topics of its own. They do not stop it."""
+    cleaner = {"log.cleaner.backoff.ms": "200"}
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), cleaner, print) as broker:
+        yield broker
 
 
 @pytest.fixture(scope="session")

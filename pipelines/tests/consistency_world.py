@@ -37,7 +37,7 @@ from rekindle.consistency.messages import (
     ResumeStable,
     StopLive,
 )
-from rekindle.consistency.states import TRANSITIONS, ConsistencyEvent, ConsistencyState
+from rekindle.consistency.states import TRANSITIONS, ConsistencyState
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
 from rekindle.table_memory import memory_bytes
@@ -53,13 +53,13 @@ MODULUS = 2**61 - 1
 
 Happened = Callable[[Any, float], list[Any]]
 """A call of a method of a task's core, at a time."""
-Cell = tuple[ConsistencyState, ConsistencyEvent]
+Cell = tuple[ConsistencyState, str]
 COVERED: Counter[Cell] = Counter()
 """How often each cell of the table was used, by all worlds of a process."""
 
 
-class Recording(StateMachine[ConsistencyState, ConsistencyEvent]):
-    def step(self, event: ConsistencyEvent) -> None:
+class Recording(StateMachine[ConsistencyState, str]):
+    def step(self, event: str) -> None:
         COVERED[self.state, event] += 1
         super().step(event)
 

@@ -23,7 +23,7 @@ from rekindle.coordinator.model import (
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.protocol import EntryRef, PollRequest, SinkAssignment
-from rekindle.report import to_json
+from rekindle.report import report_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Partition, Slot, partition_of
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
@@ -134,7 +134,7 @@ class World:
                 case ReadNewestManifest():
                     self.read_manifest(who)
                 case ApplyStatus() if who is self.coordinator:
-                    self.reports.append(to_json(effect.report))
+                    self.reports.append(report_json(effect.report))
                 case StepDown(reason=reason):
                     if who is self.zombie:
                         self.zombie = None

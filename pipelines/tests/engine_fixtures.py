@@ -14,7 +14,7 @@ import yaml
 from rekindle.engine.model import ChainResult, State
 from rekindle.engine.operators.base import Operator
 from rekindle.engine.operators.window import WindowOperator, window_sql
-from rekindle.engine.window_state import WindowShape
+from rekindle.engine.window_state import GroupShape
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.topology.compile import compile_topology
@@ -51,7 +51,7 @@ def operator_without_spark(
 
     def operator_of(node: Node) -> Operator:
         sql = replace(window_sql(node, compiled), float_keys=float_keys)
-        return WindowOperator(sql, WindowShape(sql.assigner, (), ()))
+        return WindowOperator(sql, GroupShape((), ()))
 
     return operator_of
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rekindle.engine.state.keeping import forget, keep, numbers_of, rows_to_keep
 from rekindle.engine.state.lookup import Probes, find
 from rekindle.engine.state.operator import EMPTY, OperatorState
-from rekindle.engine.state.runs import NUMBER, TIME, RunShape, int64s
+from rekindle.engine.state.runs import TIME, RunShape, int64s
 from rekindle.exchange.hashing import hash_rows
 
 SLICE = 10
@@ -65,11 +65,8 @@ class Oracle:
 
 
 def times_of(rows: pa.Table) -> list[int]:
-    return int64s(rows.column(TIME)).tolist()
-
-
-def numbers_in(rows: pa.Table) -> list[int]:
-    return int64s(rows.column(NUMBER)).tolist()
+    found: list[int] = int64s(rows.column(TIME)).tolist()
+    return found
 
 
 def after(calls: Sequence[Sequence[tuple[int, Sequence[Row]]]], floor: int) -> OperatorState:

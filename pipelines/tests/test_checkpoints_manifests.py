@@ -28,11 +28,11 @@ from state_parts import count_state, of_runs, tables_of, value_in_state
 
 from rekindle.checkpoints.codec import (
     CheckpointName,
-    SpilledLogName,
     checksum,
     decode_manifest,
     encode_manifest,
     entry_name,
+    log_prefix,
     manifest_name,
     parse_log_name,
     state_name,
@@ -47,9 +47,10 @@ from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
 from rekindle.errors import ObjectMissing, StateLost, StoreError
 from rekindle.objects import ObjectInfo, to_json
-from rekindle.protocol import EntryRef, RestorePoint
+from rekindle.protocol import EntryRef, RestorePoint, TaskRef
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState
 from rekindle.task.state import TaskState
+from rekindle.topology.model import Slot
 
 
 def manifest(seq: int, epoch: int = 9, fence: int = 1, **entries: EntryRef) -> Manifest:
@@ -946,13 +947,13 @@ def test_objects_with_unknown_names_are_kept() -> None:
 def test_spilled_logs_of_replicas_that_are_gone_are_garbage() -> None:
     ref = EntryRef(9, None, "")
     logs = [
-        SpilledLogName("s", 0, 0, 2),  # a later incarnation has spilled too
-        SpilledLogName("s", 0, 0, 10),
-        SpilledLogName("s", 0, 1, 2),  # the other replica
-        SpilledLogName("gone", 0, 0, 1),
+        TaskRef.of(Slot("s", 0, 0), 2),  # a later incarnation has spilled too
+        TaskRef.of(Slot("s", 0, 0), 10),
+        TaskRef.of(Slot("s", 0, 1), 2),  # the other replica
+        TaskRef.of(Slot("gone", 0, 0), 1),
     ]
-    objects = [ObjectInfo(f"{log.prefix}000000000007-0a1b", 1, 1.0) for log in logs]
-    late = ObjectInfo(f"{logs[3].prefix}000000000008-0a1b", 1, 3.0)
+    objects = [ObjectInfo(f"{log_prefix(log)}000000000007-0a1b", 1, 1.0) for log in logs]
+    late = ObjectInfo(f"{log_prefix(logs[3])}000000000008-0a1b", 1, 3.0)
     objects += [late, ObjectInfo(manifest_name(1), 1, 2.0)]
     garbage = find_garbage(objects, [manifest(1, s__0=ref)], {})
     assert [parse_log_name(o.name) for o in garbage] == [logs[3], logs[0]]

@@ -33,6 +33,7 @@ REFUSED = {
     ("graph", "--svg"): [""],
     ("run", "FILE"): [""],
     ("run", "--input"): PATH,
+    ("run", "--cuts"): [""],
     ("run", "--output"): PATH,
     ("run", "--show"): [""],
     ("run", "--until-epoch"): [*WHOLE, str(10**12)],

@@ -29,8 +29,8 @@ from rekindle.errors import RekindleError
 from rekindle.reference import (
     EPOCHS_PER_CALL,
     OpenedSource,
-    Progress,
     ReferenceResult,
+    RunProgress,
     SourcesOpened,
     SparkStarting,
 )
@@ -65,7 +65,7 @@ def files_source(
     return OpenedSource("a", summary, last_epoch, ("speedup", 60.0), generated=False)
 
 
-def lines(*events: SourcesOpened | SparkStarting | Progress) -> list[str]:
+def lines(*events: SourcesOpened | SparkStarting | RunProgress) -> list[str]:
     stream = io.StringIO()
     display = Lines(stream, "t", LOG)
     for event in events:
@@ -74,7 +74,7 @@ def lines(*events: SourcesOpened | SparkStarting | Progress) -> list[str]:
 
 
 def test_without_a_terminal_there_is_a_line_every_five_seconds() -> None:
-    events = [Progress(n, last_epoch=99, rows=10 * n, seconds=n / 2) for n in range(100)]
+    events = [RunProgress(n, last_epoch=99, rows=10 * n, seconds=n / 2) for n in range(100)]
     printed = lines(*events)
     assert len(printed) == 11
     assert printed[1] == "t: epoch 10 of 99, 100 rows read in 5.0 s, about 40 s left"
@@ -162,7 +162,7 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
     with Bars(console, "t", LOG) as bars:
         bars.report(SourcesOpened((files_source(),), 99, 1_000_000))
         for n in range(50):
-            bars.report(Progress(n, last_epoch=99, rows=1000 * n, seconds=n / 10))
+            bars.report(RunProgress(n, last_epoch=99, rows=1000 * n, seconds=n / 10))
     printed = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stream.getvalue())
     assert "t: source a: 10,000 rows, event time from 2013-01-01T00:00:00 to " in printed
     assert "t: epochs 0 to 99, which take 1 min 40 s in a cluster" in printed
@@ -170,9 +170,9 @@ def test_on_a_terminal_there_is_a_bar_with_the_time_left() -> None:
 
 
 def test_the_time_left_is_estimated_from_the_epochs() -> None:
-    assert time_left_s(Progress(24, last_epoch=99, rows=0, seconds=10.0)) == 30.0
-    assert time_left_s(Progress(99, last_epoch=99, rows=0, seconds=10.0)) == 0.0
-    assert time_left_s(Progress(-1, last_epoch=99, rows=0, seconds=0.0)) is None
+    assert time_left_s(RunProgress(24, last_epoch=99, rows=0, seconds=10.0)) == 30.0
+    assert time_left_s(RunProgress(99, last_epoch=99, rows=0, seconds=10.0)) == 0.0
+    assert time_left_s(RunProgress(-1, last_epoch=99, rows=0, seconds=0.0)) is None
 
 
 def test_the_table_is_as_wide_as_its_urls_where_there_is_no_terminal() -> None:

@@ -22,7 +22,7 @@ from test_stream_sinks_server import IDENTITY, Task
 from topology_specs import query, source, topology_spec, window
 
 from rekindle import names
-from rekindle.cli.kubernetes_api import ApiError, ApiUnavailable, ClusterReader
+from rekindle.cli.kubernetes_api import ApiUnavailable, ClusterReader, KubernetesError
 from rekindle.cli.tail import TOKEN_VARIABLE, QueryPods
 from rekindle.cli.tail_lines import FailureWriter, LineWriter
 from rekindle.errors import BelowFloor, RekindleError
@@ -43,7 +43,7 @@ from rekindle.stream_sinks.follow import (
     STALL_S,
     Followed,
     FoundReplicas,
-    PartitionReader,
+    PartitionFollower,
     follow,
 )
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
@@ -128,12 +128,12 @@ class Replicas:
             raise answer
         yield from answer
 
-    def reader(self, ticket: Ticket | None = None) -> PartitionReader:
-        return PartitionReader(
+    def reader(self, ticket: Ticket | None = None) -> PartitionFollower:
+        return PartitionFollower(
             0, ticket or Ticket("q"), self.find, self.read, clock=lambda: self.now
         )
 
-    def messages(self, reader: PartitionReader) -> list[str]:
+    def messages(self, reader: PartitionFollower) -> list[str]:
         """Of one step."""
         return [f.message for f in reader.step()]
 
@@ -524,7 +524,7 @@ def test_a_secret_of_before_stream_sinks_is_enough(
 def test_a_secret_without_tokens_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SecretReader, "secret", {"other": "x"})
     cluster = SecretReader(cast(Any, None), "default")
-    with pytest.raises(ApiError, match="has no key reader"):
+    with pytest.raises(KubernetesError, match="has no key reader"):
         cluster.reader_token({"metadata": {"name": "t", "uid": "u"}})
 
 

@@ -18,7 +18,7 @@ from rekindle.connectors.source import ReplayableSource, SourceSummary
 from rekindle.engine.memory import plan_memory
 from rekindle.errors import EpochTooLarge, SourceFailed
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
-from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
+from rekindle.topology.generator.expressions import ExpressionError, GeneratorCall, parse_expression
 from rekindle.topology.model import Node
 from rekindle.topology.schema import Field, Scalar, Schema
 from rekindle.topology.spec import SourceSpec
@@ -301,10 +301,10 @@ def test_an_event_time_that_is_no_timestamp_expression_is_refused() -> None:
 
 
 def test_expressions_parse() -> None:
-    assert parse_expression(" null( 0.1 , choice('it''s', b c) ) ") == Call(
-        "null", ("0.1", Call("choice", ("it's", "b c")))
+    assert parse_expression(" null( 0.1 , choice('it''s', b c) ) ") == GeneratorCall(
+        "null", ("0.1", GeneratorCall("choice", ("it's", "b c")))
     )
-    assert parse_expression("timestamp()") == Call("timestamp", ())
+    assert parse_expression("timestamp()") == GeneratorCall("timestamp", ())
     for bad in ("", "(a)", "f(a", "f(a b, )", "f(a) b", "f('a)", "f(a (b))c"):
         with pytest.raises(ExpressionError):
             parse_expression(bad)

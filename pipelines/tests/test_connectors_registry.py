@@ -37,7 +37,7 @@ def test_the_crd_has_the_same_kinds() -> None:
         (source, [*kinds_of(SourceSpec)]),
         (sink, [*kinds_of(SinkSpec)]),
         (operator, OperatorSpec.KINDS),
-        (operator["properties"]["window"], [*windows.KINDS, *windows.UNSUPPORTED_KINDS]),
+        (operator["properties"]["window"], windows.KINDS),
     ):
         assert set(kinds) <= set(schema["properties"])
         rule = schema["x-kubernetes-validations"][0]

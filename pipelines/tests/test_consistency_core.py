@@ -373,7 +373,7 @@ def test_a_result_that_was_not_asked_for_is_an_error() -> None:
 def test_a_tentative_result_in_state_stable_shows_the_history() -> None:
     manager = core()
     receive(manager, 0.0, 0)
-    with pytest.raises(Exception, match="transitions before: STABLE: stable epoch arrived"):
+    with pytest.raises(Exception, match="transitions before: STABLE: batch_received"):
         manager.tentative_processed(1, 0, 0.1)
 
 

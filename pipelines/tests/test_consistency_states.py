@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from rekindle.consistency.core import ConsistencyCore
 from rekindle.consistency.states import (
     ROWS,
     TRANSITIONS,
-    ConsistencyEvent,
     ConsistencyState,
     consistency_machine,
 )
@@ -26,6 +26,11 @@ def test_every_row_names_a_section_of_the_paper() -> None:
             assert row.then
 
 
+def test_events_are_methods_of_the_manager() -> None:
+    for event in set().union(*ROWS.values()):
+        assert hasattr(ConsistencyCore, event) or hasattr(ConsistencyCore, f"_{event}")
+
+
 def test_all_states_can_be_reached_from_all_others() -> None:
     assert set(ConsistencyState) == set(TRANSITIONS)
     for begin in ConsistencyState:
@@ -36,10 +41,8 @@ def test_all_states_can_be_reached_from_all_others() -> None:
 
 
 @pytest.mark.parametrize("state", ConsistencyState)
-@pytest.mark.parametrize("event", ConsistencyEvent)
-def test_an_event_outside_the_table_is_refused(
-    state: ConsistencyState, event: ConsistencyEvent
-) -> None:
+@pytest.mark.parametrize("event", sorted(set().union(*ROWS.values())))
+def test_an_event_outside_the_table_is_refused(state: ConsistencyState, event: str) -> None:
     if event in TRANSITIONS[state]:
         return
     with pytest.raises(InvalidTransition, match=f"event '{event}' is invalid in state {state}"):
@@ -48,19 +51,19 @@ def test_an_event_outside_the_table_is_refused(
 
 def test_a_refusal_quotes_the_transitions_before_it() -> None:
     machine = consistency_machine()
-    machine.step(ConsistencyEvent.TENTATIVE_DUE)
-    with pytest.raises(InvalidTransition, match="before: STABLE: tentative epoch due"):
-        machine.step(ConsistencyEvent.RECONCILED)
+    machine.step("process_tentative")
+    with pytest.raises(InvalidTransition, match="before: STABLE: process_tentative"):
+        machine.step("reconcile")
 
 
 def test_the_page_has_the_table() -> None:
     cells = re.findall(
-        r"^\| ([\w ]+) \| ([A-Z_]+) \| ([A-Z_]+) \| ([\d., ]+) \| (.+) \|$",
+        r"^\| `([a-z_]+)` \| ([A-Z_]+) \| ([A-Z_]+) \| ([\d., ]+) \| (.+) \|$",
         PAGE.read_text(),
         re.MULTILINE,
     )
     rows = [
-        (str(event), str(state), str(row.after), row.section, row.then)
+        (event, str(state), str(row.after), row.section, row.then)
         for state, events in ROWS.items()
         for event, row in events.items()
     ]

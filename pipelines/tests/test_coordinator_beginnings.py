@@ -27,6 +27,7 @@ from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
 from rekindle.topology.spec import OperatorSpec, SourceSpec, WindowSpec
+from rekindle.topology.windows.hopping import HoppingWindows
 from rekindle.topology.windows.registry import windows_of
 
 HOUR = 3_600_000_000
@@ -177,6 +178,7 @@ class Streams:
 
     def _windows(self, name: str, read: Stream, definition: WindowSpec) -> Stream:
         node, of_window = self.topology.nodes[name], windows_of(definition)
+        assert isinstance(of_window, HoppingWindows)
         size, slide = of_window.size_us, of_window.slide_us
         begun = self.begun.get(node.id, NO_EPOCH)
         found: dict[int, list[int]] = {}
@@ -274,14 +276,14 @@ def test_each_window_that_is_written_has_all_rows(
             assert window_written == oracle.windows[name][start], (name, start)
 
 
-def started() -> World:
+def started(data: dict[str, Any] | None = None) -> World:
     """An hour an epoch; `b` is ten hours ahead of `a`."""
     rows = {
         "a": [(e, e * HOUR) for e in range(200)],
         "b": [(e, (e + 10) * HOUR) for e in range(200)],
     }
     world = World(rows)
-    world.edit(spec(), NO_EPOCH)
+    world.edit(data or spec(), NO_EPOCH)
     return world
 
 
@@ -347,6 +349,28 @@ def test_what_an_edit_loses_is_reported() -> None:
         # The checkpoint of epoch 39 has all windows that end by its watermark, 38:00.
         (40, 43, 2, "1970-01-02T12:00:00Z", "1970-01-03T08:00:00Z")
     ]
+
+
+@pytest.mark.parametrize(
+    ("window", "first", "last"),
+    [
+        ({"size": "4h", "step": "1h"}, "02T12:00:00Z", "03T08:00:00Z"),
+        ({"session": "2h"}, "02T12:00:00.000001Z", "03T07:00:00Z"),
+        ({"rows": 100}, "02T14:00:00Z", "03T05:00:00.000001Z"),
+    ],
+)
+def test_what_an_edit_loses_is_reported_of_each_kind_of_windows(
+    window: dict[str, Any], first: str, last: str
+) -> None:
+    """The watermark of what was written is 38:00, the newest event time that is missed 53:00."""
+    before, after = spec(), edited("partitions")
+    for data in (before, after):
+        daily = next(o for o in data["operators"] if o["name"] == "daily")
+        daily["window"] = {**daily["window"], "size": None, **window}
+    world = started(before)
+    world.edit(after, 40)
+    world.answer()
+    assert missing(world, "q-daily") == [(40, 43, 2, f"1970-01-{first}", f"1970-01-{last}")]
 
 
 def test_rows_that_an_edit_loses_are_reported() -> None:

@@ -1275,12 +1275,7 @@ def response_of(
     contained: Contained | None = None,
 ) -> PollResponse:
     slot = by.slot
-    ref = TaskRef(
-        segment=slot.segment,
-        partition=slot.partition,
-        replica=slot.replica,
-        incarnation=by.incarnation,
-    )
+    ref = TaskRef.of(slot, by.incarnation)
     return PollResponse(
         task=ref,
         boot_id=by.boot,

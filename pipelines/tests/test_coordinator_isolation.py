@@ -72,7 +72,7 @@ class Cluster:
             self.now += POLL_S
             released = int((min(self.now, stops_at) - self.cut_at) / self.interval_s)
             self.hear(READER, 100 + released // batch * batch)
-            self.membership.ticked(self.now)
+            self.membership.woken(self.now)
             self.was_isolated.append(self.is_isolated())
 
     def is_isolated(self) -> bool:
@@ -149,7 +149,7 @@ def test_a_reader_that_has_restarted_proves_nothing_before_it_is_live() -> None:
         cluster.now += POLL_S
         cluster.hear(READER, 111 + number)
         cluster.hear(other, 20 + number, TaskPhase.CATCHING_UP, boot="second")
-        cluster.membership.ticked(cluster.now)
+        cluster.membership.woken(cluster.now)
     args = cluster.membership, readable, cluster.interval_s
     assert coordinator_is_isolated(*args, cluster.now)
     cluster.hear(
@@ -162,10 +162,10 @@ def test_a_reader_that_has_restarted_proves_nothing_before_it_is_live() -> None:
 
 def test_a_pause_puts_no_response_into_the_future() -> None:
     cluster = Cluster()
-    cluster.membership.ticked(cluster.now)
+    cluster.membership.woken(cluster.now)
     cluster.now += 40.0
     cluster.hear(READER, 140)
-    cluster.membership.ticked(cluster.now)
+    cluster.membership.woken(cluster.now)
     reader = cluster.task(READER)
     assert (reader.last_response_at, reader.advanced_at) == (cluster.now, cluster.now)
 
@@ -176,6 +176,6 @@ def test_the_coordinators_own_pause_ends_no_isolation() -> None:
     silences = [cluster.task(s).silence_s for s in SOURCES]
     assert all(s > 1.5 for s in silences)
     cluster.now += 40.0
-    cluster.membership.ticked(cluster.now)
+    cluster.membership.woken(cluster.now)
     assert cluster.is_isolated()
     assert [cluster.task(s).silence_s for s in SOURCES] == silences

@@ -72,6 +72,19 @@ def test_the_restore_point_names_the_lender() -> None:
     assert not poll_of(world, PARTNER).lend
 
 
+def test_a_state_that_a_partner_lends_already_is_asked_for_once_more() -> None:
+    """Nobody may have read it for long, so that it expires at any moment."""
+    world = live_world()
+    borrower(world)
+    lender = world.tasks[PARTNER]
+    asked = len([poll for poll in lender.polls if poll.lend])
+    assert lender.core.lending.newest is not None
+    world.tasks[LOST].reboot()
+    world.poll_rounds(6)
+    assert len([poll for poll in lender.polls if poll.lend]) > asked
+    assert world.tasks[LOST].core.status.lent_from is not None
+
+
 def test_it_takes_over_nothing_before_the_lent_epoch_is_committed() -> None:
     world = live_world()
     task = borrower(world)
@@ -176,6 +189,7 @@ def test_a_partner_that_does_not_lend_is_not_waited_for_for_long() -> None:
 def test_after_two_boots_that_were_never_live_it_restores_from_the_store() -> None:
     world = live_world()
     task = borrower(world)
+    world.poll_rounds(1)  # the coordinator has seen that it has begun
     for _ in range(MAX_ATTEMPTS - 1):
         task.reboot()
         world.poll_rounds(6)

@@ -10,7 +10,7 @@ from test_report import FULL
 
 from rekindle.coordinator.core.report import MAX_CHECKPOINT_PROBLEMS
 from rekindle.protocol import ConsistencyState, TaskPhase, TaskProblem
-from rekindle.report import CheckpointProblemKind, to_json
+from rekindle.report import CheckpointProblemKind, report_json
 from rekindle.task.core.partner import PartnerMessages
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
@@ -96,7 +96,7 @@ def _data_plane_schema() -> Any:
 
 
 def test_the_crd_declares_every_field_of_the_report() -> None:
-    assert undeclared_in_status({"dataPlane": to_json(FULL)}) == []
+    assert undeclared_in_status({"dataPlane": report_json(FULL)}) == []
 
 
 def test_the_crd_knows_every_phase_of_a_task() -> None:

@@ -71,6 +71,14 @@ SORTED = (
 )
 
 
+@pytest.mark.parametrize("sql", [ROW_WISE, GROUPS, SORTED])
+def test_an_epoch_without_rows_does_not_end_the_input(session: SparkSession, sql: str) -> None:
+    """Spark's aggregates would read no batch after one without rows."""
+    table = pa.concat_tables([rows(0, 30), rows(0, 9).slice(4, 0), rows(30, 40)])
+    found = SqlRunner(session.newSession()).run(sql, {"a": table}, "operator x")
+    assert found.to_pylist() == unplanned(session, sql, {"a": table}).to_pylist()
+
+
 def unplanned(session: SparkSession, sql: str, views: Mapping[str, pa.Table]) -> pa.Table:
     for name, table in views.items():
         session.createDataFrame(table.combine_chunks()).createOrReplaceTempView(name)

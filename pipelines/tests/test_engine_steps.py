@@ -6,8 +6,8 @@ import pytest
 from engine_fixtures import operator_without_spark, topology
 
 from rekindle.engine.operators.base import Aggregation
-from rekindle.engine.operators.window import ORDER
 from rekindle.engine.spark.steps import plan_steps, step_sql
+from rekindle.engine.window_state import ROW_ORDER
 
 OPERATORS = """
 - name: w
@@ -25,6 +25,6 @@ def test_rows_of_a_group_are_sorted_by_their_position(method: Aggregation) -> No
     sql = step_sql(step, ["rows"], method) or ""
     _, _, sort = sql.partition(" SORT BY ")
     keys = sort.partition(")")[0].split(", ")
-    assert keys[-1] == ORDER
+    assert keys[-1] == ROW_ORDER
     assert set(keys) > {"__k0", "__k1"}
-    assert f"monotonically_increasing_id() AS {ORDER}" in sql
+    assert f"monotonically_increasing_id() AS {ROW_ORDER}" in sql

@@ -21,8 +21,8 @@ from rekindle.errors import InvalidTopology, RekindleError
 from rekindle.exchange.hashing import hash_rows
 from rekindle.reference import (
     OpenedSource,
-    Progress,
     RunEvent,
+    RunProgress,
     SourcesOpened,
     SparkOptions,
     redirect,
@@ -178,7 +178,7 @@ def test_a_run_stops_after_until_epoch_and_reports_progress(tmp_path: Path) -> N
     reported: list[RunEvent] = []
     result, _ = run(tmp_path, until_epoch=4, epochs_per_call=2, on_event=reported.append)
     opened, *later = reported
-    progress = [event for event in later if isinstance(event, Progress)]
+    progress = [event for event in later if isinstance(event, RunProgress)]
     assert progress == later
     assert isinstance(opened, SourcesOpened)
     assert (opened.last_epoch, opened.epoch_interval_us) == (4, 1_000_000)
@@ -319,7 +319,7 @@ def test_runs_of_empty_epochs_cost_nothing(tmp_path: Path) -> None:
     assert result.epochs == last + 1
     assert result.rows == {"q": 8}
     newest = reported[-1]
-    assert isinstance(newest, Progress)
+    assert isinstance(newest, RunProgress)
     assert newest.epoch == last
     seen = chains.made["both"][0].seen
     a = [0, days * 86_400, last - 1, last]
@@ -344,7 +344,7 @@ def test_a_run_may_end_among_empty_epochs(tmp_path: Path, until: int) -> None:
         on_event=reported.append,
     )
     newest = reported[-1]
-    assert isinstance(newest, Progress)
+    assert isinstance(newest, RunProgress)
     assert newest.epoch == newest.last_epoch == result.epochs - 1 == min(until, 86_401)
     of_a = 1 + (until >= 86_400)
     assert result.rows == {"q": of_a + min(until // 10_000 + 1, 5)}

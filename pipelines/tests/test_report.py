@@ -21,7 +21,7 @@ from rekindle.report import (
     Report,
     TaskReport,
     read_report,
-    to_json,
+    report_json,
 )
 
 FULL = Report(
@@ -142,19 +142,19 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
 
 @given(_values(Report), st.booleans())
 def test_what_is_written_is_read(report: Report, by_another: bool) -> None:
-    document = json.loads(json.dumps(to_json(report)))
+    document = json.loads(json.dumps(report_json(report)))
     for part in (document, *document["tasks"], *document["queries"]) if by_another else ():
         part["ofANewerCoordinator"] = {"x": [1]}
     assert read_report(document) == report
 
 
 def test_names_in_the_json_do_not_change() -> None:
-    assert to_json(FULL) == WRITTEN
+    assert report_json(FULL) == WRITTEN
     assert read_report(WRITTEN) == FULL
 
 
 def test_what_is_not_known_is_left_out() -> None:
-    assert to_json(read_report(EMPTY)) == EMPTY
+    assert report_json(read_report(EMPTY)) == EMPTY
 
 
 @pytest.mark.parametrize("raw", [None, 3, {}, {"tasks": 1, "checkpoint": [], "fence": None}])

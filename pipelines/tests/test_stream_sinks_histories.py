@@ -17,8 +17,8 @@ from log_parts import batch, open_log
 from rekindle.errors import BelowFloor
 from rekindle.stream_sinks import reading
 from rekindle.stream_sinks.cursor import Cursor
-from rekindle.stream_sinks.reading import Call, ServedQuery
-from rekindle.stream_sinks.ticket import LivePosition, Ticket, parse_ticket
+from rekindle.stream_sinks.reading import ReadCall, ServedQuery
+from rekindle.stream_sinks.ticket import Ticket, TicketPosition, parse_ticket
 from rekindle.streams.live_output import LiveOutput
 
 
@@ -74,7 +74,9 @@ class Reader:
         """One call, which may end early, also within an epoch; whether there was anything."""
         any_rows = False
         parts: list[pa.RecordBatch] = []
-        for rows, metadata in Call(replica.served, parse_ticket(self.ticket.encode())).messages():
+        for rows, metadata in ReadCall(
+            replica.served, parse_ticket(self.ticket.encode())
+        ).messages():
             message = json.loads(metadata)
             kind, epoch = message["kind"], message["epoch"]
             self.ticket = message["next"]
@@ -165,7 +167,8 @@ TICKETS = st.builds(
         )
     ),
     st.booleans(),
-    st.none() | st.builds(LivePosition, st.text(max_size=9), st.integers(0, 9), st.integers(-1, 9)),
+    st.none()
+    | st.builds(TicketPosition, st.text(max_size=9), st.integers(0, 9), st.integers(-1, 9)),
     st.integers(0, 8 << 20),
     st.floats(0, 1),
 )
@@ -205,4 +208,4 @@ def test_the_floor_is_named(tmp_path: Path) -> None:
         replica._append()
     served = ServedQuery("q", replica.log, None, from_epoch=3)
     with pytest.raises(BelowFloor, match="oldest kept epoch is 3"):
-        next(Call(served, Ticket("q", cursor=Cursor(2))).messages())
+        next(ReadCall(served, Ticket("q", cursor=Cursor(2))).messages())

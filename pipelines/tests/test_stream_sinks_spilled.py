@@ -13,7 +13,7 @@ from log_parts import MemorySpill, batch, filled
 
 from rekindle.errors import RekindleError
 from rekindle.stream_sinks.cursor import Cursor
-from rekindle.stream_sinks.reading import Call, Message, ServedQuery
+from rekindle.stream_sinks.reading import Message, ReadCall, ServedQuery
 from rekindle.stream_sinks.spilled import SpilledReads, TooManySpilledReads
 from rekindle.stream_sinks.ticket import Ticket
 from rekindle.streams.log import OutputLog
@@ -34,7 +34,7 @@ Messages = Generator[Message, None, None]
 
 
 def messages(served: ServedQuery, epoch: int) -> Messages:
-    return cast(Messages, Call(served, Ticket("q", cursor=Cursor(epoch))).messages())
+    return cast(Messages, ReadCall(served, Ticket("q", cursor=Cursor(epoch))).messages())
 
 
 def epochs(found: Iterator[Message]) -> list[int]:

@@ -41,6 +41,13 @@ def test_a_state_that_is_lent_already_is_not_replaced() -> None:
     assert core.newest.epoch == 7
 
 
+def test_a_state_that_is_asked_for_again_does_not_expire_before_it_can_be_read() -> None:
+    core = lending()
+    core.requested(state(7), 5, now=0.0)
+    core.requested(state(9), 7, now=LEND_S - 1)
+    assert core.wake_at == 2 * LEND_S - 1
+
+
 def test_a_newer_state_is_lent_beside_one_that_is_still_read() -> None:
     core = lending()
     core.requested(state(7), 5, now=0.0)

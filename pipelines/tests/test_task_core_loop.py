@@ -25,7 +25,6 @@ from rekindle.task.core.loop import (
     CheckpointReached,
     EpochComputed,
     GiveUp,
-    InvalidLoopEvent,
     LoopCore,
     LoopEffect,
     LoopPhase,
@@ -37,6 +36,7 @@ from rekindle.task.core.loop import (
 )
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.state import TaskState
+from rekindle.transitions import InvalidTransition
 
 CHECKPOINT_EVERY = 4
 
@@ -219,7 +219,7 @@ def test_an_event_outside_the_table_is_refused(moves: list[str], event: str) -> 
     if event in VALID_EVENTS[core.phase]:
         return
     happened = getattr(core, event)
-    with pytest.raises(InvalidLoopEvent, match=f"loop: {event} while {core.phase}"):
+    with pytest.raises(InvalidTransition, match=f"loop: {event} while {core.phase}"):
         happened(*[None] * len(signature(happened).parameters))
 
 

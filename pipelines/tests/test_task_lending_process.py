@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rekindle.connectors.compare import read_sink
-from rekindle_testing.harness.task_processes import Replica, TaskProcesses, task_processes
+from rekindle_testing.harness.task_processes import ReplicaProcess, TaskProcesses, task_processes
 
 PAUSE_S = 4.0
 """More than this between two epochs of the partner is a pause: 8 epochs, on a slow machine."""
@@ -60,7 +60,7 @@ def cluster(tmp_path: Path, cds_archive: Path) -> Iterator[TaskProcesses]:
         yield made
 
 
-def require_borrowed(cluster: TaskProcesses, newcomer: Replica) -> int:
+def require_borrowed(cluster: TaskProcesses, newcomer: ReplicaProcess) -> int:
     """The newcomer started from its partner's state, not from a checkpoint. Returns its epoch."""
     assert newcomer.response is not None
     lent_from = newcomer.response.lent_from
@@ -107,6 +107,6 @@ def test_a_lost_replica_begins_with_the_state_of_a_partner_that_goes_on(
     assert len(set(windows)) == rows.num_rows
 
 
-def sinks_of(replica: Replica) -> Any:
+def sinks_of(replica: ReplicaProcess) -> Any:
     assert replica.response is not None
     return replica.response.sinks

@@ -142,6 +142,29 @@ def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> N
     assert ids(before) == ids(after)
 
 
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"bootstrapServers": "c:9092"}, True),
+        ({"maxRowsPerEpoch": 5}, True),
+        ({"onBadRecord": "Drop"}, True),
+        ({"onDataLoss": "Skip"}, True),
+        ({"topic": "u"}, False),
+        ({"startingOffsets": "Latest"}, False),
+        ({"offsetColumn": "o"}, False),
+    ],
+)
+def test_a_topic_is_read_on_after_edits_that_change_no_epoch(
+    change: dict[str, Any], same: bool
+) -> None:
+    def with_kafka(**more: Any) -> dict[str, str]:
+        kafka = {"bootstrapServers": "b:9092", "topic": "t", "format": "json", **more}
+        clicks = {k: v for k, v in source().items() if k != "files"} | {"kafka": kafka}
+        return ids(compiled(topology_spec([clicks], [sql("a", "s")], [query("q", "a")])))
+
+    assert (with_kafka() == with_kafka(**change)) is same
+
+
 def test_ids_are_the_same_in_every_version() -> None:
     """Names of checkpoints contain them: a change would lose state in an upgrade."""
     topology = compiled(topology_spec([source()], [window("w", "s")], [query("q", "w")]))

@@ -14,6 +14,7 @@ from rekindle.topology.load import load_topology
 from rekindle.topology.problems import InvalidSql
 from rekindle.topology.sql.aggregates import parse_aggregates
 from rekindle.topology.sql.ddl import ddl_to_schema
+from rekindle.topology.sql.joins import analyze_join, parse_condition
 from rekindle.topology.sql.row_wise import check_sql
 from rekindle_testing.fixtures.bad_manifests import good_manifest
 
@@ -28,6 +29,8 @@ WORDS = st.sampled_from(
     """.split()  # noqa: SIM905 - a table of words
 )
 TEXTS = st.lists(WORDS, max_size=14).map(" ".join)
+_JOINED = "a.n = b.n AND a.n a.* b.n b.ts , OR > a b . n ( ) `a`.n a.s.f b.tags * AS x SELECT"
+JOINED = st.lists(st.one_of(st.sampled_from(_JOINED.split()), WORDS), max_size=10).map(" ".join)
 _SINK = "file:///var/lib/rekindle/output/alarms"
 JUNK = st.one_of(
     st.none(),
@@ -99,3 +102,16 @@ def test_any_ddl_is_accepted_or_refused(text: str) -> None:
     except InvalidSql as error:
         problems = error.problems
     assert problems or parsed
+
+
+@given(JOINED, JOINED)
+def test_any_join_gives_problems_or_columns(on: str, select: str) -> None:
+    for condition in (on, "a.n = b.n", f"a.n = b.n AND {on}"):
+        try:
+            parse_condition(condition, ["a", "b"])
+        except InvalidSql:
+            continue
+        for columns in (select, "a.n", f"a.n AS x, {select}"):
+            found = analyze_join(condition, columns, {"a": SCHEMA, "b": SCHEMA}, ["a", "b"])
+            assert found.problems or found.output is not None
+            assert found.output is None or len(found.copies) == len(found.output.fields)

@@ -18,7 +18,7 @@ from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 
 SIZE, SLIDE = 40, 10
 SHAPE = WindowShape(
-    HoppingAssigner(SIZE, SLIDE),
+    assigner=HoppingAssigner(SIZE, SLIDE),
     keys=(pa.string(),),
     partials=(
         ("p0", pa.float64(), "sum"),

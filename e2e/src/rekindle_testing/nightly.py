@@ -45,7 +45,7 @@ STEPS: Mapping[str, Sequence[str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class StepResult:
     step: str
     exit_code: int
     seconds: float
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _run(step: str) -> Result:
+def _run(step: str) -> StepResult:
     log = DIRECTORY / f"{step}.log"
     print(f"{step}: log in {log.relative_to(ROOT)}", flush=True)
     began = time.monotonic()
@@ -76,7 +76,7 @@ def _run(step: str) -> Result:
         code = subprocess.call(STEPS[step], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT)
     lines = log.read_text(errors="replace").split("\n")
     last = next((line for line in reversed(lines) if line.strip()), "")
-    return Result(step, code, time.monotonic() - began, last.strip("= ")[:100])
+    return StepResult(step, code, time.monotonic() - began, last.strip("= ")[:100])
 
 
 if __name__ == "__main__":

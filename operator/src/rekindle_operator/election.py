@@ -53,7 +53,7 @@ class LeaseRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CallSpan:
     """Begin and end of a call by the candidate's clock."""
 
     began: float
@@ -116,7 +116,7 @@ class Candidate:
 
     # --- results of calls -------------------------------------------------------
 
-    def after_read(self, record: LeaseRecord | None, span: Span) -> Candidate:
+    def after_read(self, record: LeaseRecord | None, span: CallSpan) -> Candidate:
         """`record` is None if there is no Lease."""
         if record is None:
             return replace(
@@ -144,7 +144,7 @@ class Candidate:
         )
         return kept if self._is_mine(record) else replace(kept, renewed_at=None)
 
-    def after_write(self, written: LeaseRecord, span: Span) -> Candidate:
+    def after_write(self, written: LeaseRecord, span: CallSpan) -> Candidate:
         """The API server has stored `written`, which has the new version."""
         kept = replace(
             self, seen=written, lease_is_absent=False, unchanged_s=0.0, last_read_ended=span.ended
@@ -165,7 +165,7 @@ class Candidate:
             self, seen=None, lease_is_absent=False, unchanged_s=0.0, last_read_ended=None
         )
 
-    def after_failure(self, span: Span) -> Candidate:
+    def after_failure(self, span: CallSpan) -> Candidate:
         """No response: the time of the call does not count as silence. A holder does not know
         whether its write was stored; its earlier renewal still counts."""
         return replace(self, last_read_ended=span.ended)

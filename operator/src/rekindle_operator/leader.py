@@ -21,7 +21,7 @@ from kubernetes import client
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from rekindle_operator.election import Candidate, Span
+from rekindle_operator.election import CallSpan, Candidate
 from rekindle_operator.lease import (
     deployment_path,
     lease_body,
@@ -194,7 +194,7 @@ class Leader:
         except (ApiException, HTTPError) as error:
             if self._unreachable_since is None:
                 self._unreachable_since = began
-            after = before.after_failure(Span(began, self._clock()))
+            after = before.after_failure(CallSpan(began, self._clock()))
             if before.is_holder:
                 logger.warning("the Lease could not be renewed: %s", _reason(error))
         else:
@@ -208,13 +208,13 @@ class Leader:
         if before.wants_to_write() and self._healthy() and (before.is_holder or self._ready()):
             wanted = before.record_to_write()
             raw = self._put(wanted) if wanted.version else self._create(wanted)
-            span = Span(began, self._clock())
+            span = CallSpan(began, self._clock())
             if raw is None:
                 return before.after_conflict()
             self._note_owners(raw)
             return before.after_write(read_lease(raw), span)
         raw = self._request("GET", lease_path(self._election.namespace, self._election.name))
-        span = Span(began, self._clock())
+        span = CallSpan(began, self._clock())
         self._note_owners(raw)
         return before.after_read(None if raw is None else read_lease(raw), span)
 

@@ -26,7 +26,7 @@ from rekindle_operator.pacing import StandbyPasses, wait_s
 from rekindle_operator.reconcile.actions import TopologyActions
 from rekindle_operator.reconcile.conditions import OperatorProblem
 from rekindle_operator.reconcile.core import reconcile_all, report_undecided
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 from rekindle_operator.topology_status import RecoveryEntry
 from rekindle_operator.uncached_check import UncachedCheck
 
@@ -43,7 +43,7 @@ def decide(
     take_snapshot: Callable[[], Snapshot],
     uncached_check: UncachedCheck,
     clock: Callable[[], float],
-    settings: Settings,
+    settings: OperatorSettings,
 ) -> tuple[Snapshot, list[TopologyActions]]:
     """The decisions, and the snapshot that they are made from.
 
@@ -80,7 +80,7 @@ class ControlLoop:
         cluster: ClusterCache,
         executor: Executor,
         uncached_check: UncachedCheck,
-        settings: Settings,
+        settings: OperatorSettings,
         leader: Leader,
         clock: Callable[[], float],
         on_new_term: Callable[[], None] = lambda: None,

@@ -98,7 +98,7 @@ def serve(
 ) -> ThreadingHTTPServer:
     """Serve /metrics, /livez and /readyz from a background thread."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class MetricsHandler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             match self.path:
                 case "/metrics":
@@ -120,7 +120,7 @@ def serve(
         def log_message(self, format: str, *args: object) -> None:
             """Requests are not logged."""
 
-    class Server(ThreadingHTTPServer):
+    class MetricsServer(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in bind else socket.AF_INET
         daemon_threads = True
 
@@ -129,6 +129,6 @@ def serve(
             if not isinstance(sys.exception(), ConnectionError):
                 super().handle_error(request, client_address)
 
-    server = Server((bind, port), Handler)
+    server = MetricsServer((bind, port), MetricsHandler)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     return server

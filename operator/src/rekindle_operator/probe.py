@@ -20,7 +20,7 @@ from typing import Any
 
 from rekindle.protocol import CONTROL_PORT
 from rekindle_operator.cluster.cache import ClusterCache
-from rekindle_operator.cluster.model import Endpoint, NodeView, PodView, without_forged
+from rekindle_operator.cluster.model import NodeView, PodEndpoint, PodView, without_forged
 from rekindle_operator.cluster.probes import TICK_S
 from rekindle_operator.recovery.kubelets import kubelets_to_probe
 from rekindle_operator.recovery.probed_pods import pods_to_probe
@@ -77,7 +77,7 @@ class HealthProber:
         finally:
             self._cluster.pod_probes.ended(pod.uid, sent_at)
 
-    async def _probe_kubelet(self, node_uid: str, kubelet: Endpoint, sent_at: float) -> None:
+    async def _probe_kubelet(self, node_uid: str, kubelet: PodEndpoint, sent_at: float) -> None:
         try:
             # Longer than the timeout of silence: a late response still counts.
             if await kubelet_responds(kubelet, self._tls, 2 * self._timing.kubelet_silent_s):
@@ -107,7 +107,7 @@ def start_due_probes(
     return pods, nodes
 
 
-async def kubelet_responds(kubelet: Endpoint, tls: ssl.SSLContext, within_s: float) -> bool:
+async def kubelet_responds(kubelet: PodEndpoint, tls: ssl.SSLContext, within_s: float) -> bool:
     """Whether a TLS server is there; a refused handshake is a response too."""
     try:
         async with asyncio.timeout(within_s):

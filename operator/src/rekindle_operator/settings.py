@@ -69,7 +69,7 @@ class PodDefaults:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OperatorSettings:
     timing: Timing = field(default_factory=Timing)
     election: Election = field(default_factory=Election)
     pods: PodDefaults = field(default_factory=PodDefaults)
@@ -86,9 +86,9 @@ class Settings:
     log_level: str = "INFO"
 
 
-def read_settings(env: Mapping[str, str] = os.environ) -> Settings:
+def read_settings(env: Mapping[str, str] = os.environ) -> OperatorSettings:
     defaults = Election()
-    return Settings(
+    return OperatorSettings(
         election=Election(
             enabled=_is_on(env, "REKINDLE_LEADER_ELECTION"),
             name=env.get("REKINDLE_LEASE_NAME", defaults.name),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from rekindle.report import MissingResults, read_missing, to_json
+from rekindle.report import MissingResults, read_missing, report_json
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -89,7 +89,7 @@ class QueryEntry:
             "since": self.since or None,
             "completeUntil": self.complete_until or None,
             "finishedGeneration": self.finished_generation,
-            "missing": to_json(self.missing) or None,
+            "missing": report_json(self.missing) or None,
         }
         entry = {"name": self.name, "priority": self.priority, "state": self.state}
         return entry | {key: value for key, value in optional.items() if value is not None}

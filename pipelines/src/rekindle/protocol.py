@@ -29,6 +29,7 @@ from rekindle.identity import (
     Versions,
     incompatible,
 )
+from rekindle.topology.model import Slot
 from rekindle.topology.spec import SinkSpec
 
 STREAM_PORT = 8815
@@ -79,6 +80,19 @@ class TaskRef(_Message):
     partition: int
     replica: int
     incarnation: int
+
+    @classmethod
+    def of(cls, slot: Slot, incarnation: int) -> TaskRef:
+        return cls(
+            segment=slot.segment,
+            partition=slot.partition,
+            replica=slot.replica,
+            incarnation=incarnation,
+        )
+
+    @property
+    def slot(self) -> Slot:
+        return Slot(self.segment, self.partition, self.replica)
 
 
 class Endpoint(_Message):

@@ -135,17 +135,17 @@ def read_missing(query: Mapping[str, Any]) -> tuple[MissingResults, ...]:
     return report.missing
 
 
-def to_json(value: Any) -> Any:
+def report_json(value: Any) -> Any:
     """Of a report, or a part of it."""
     if isinstance(value, str | int | float):
         return value
     if isinstance(value, Mapping):
-        return [to_json(entry) for entry in value.values()]
+        return [report_json(entry) for entry in value.values()]
     if isinstance(value, tuple):
-        return [to_json(entry) for entry in value]
+        return [report_json(entry) for entry in value]
     kind: Any = type(value)
     found = ((f, getattr(value, f.attribute)) for f in _fields_of(kind))
-    return {f.name: to_json(v) for f, v in found if v is not None and v != f.default}
+    return {f.name: report_json(v) for f, v in found if v is not None and v != f.default}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """State machines as transition tables. An event outside of the table raises an error that contains
-the last transitions. Pure.
+the last transitions. An event that is a call has the method's name. Pure.
 
 Each package has the tables of its state machines in a module `phases.py`, or in the module of the
 objects that have these states.
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from rekindle.errors import RekindleError
 
 S = TypeVar("S", bound=StrEnum)
-E = TypeVar("E", bound=StrEnum)
+E = TypeVar("E", bound=str)
 Table = Mapping[S, Mapping[E, S]]
 History = tuple[str, ...]
 

@@ -24,7 +24,7 @@ class StallWhileLive:
 
 
 @dataclass(slots=True)
-class Progress:
+class SinkPace:
     """`partition_counts`: query -> how many its sink has; `file_interval_s`: the time between two
     of its files without failures."""
 

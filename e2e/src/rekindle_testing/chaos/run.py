@@ -33,7 +33,7 @@ from rekindle_testing.chaos.plan import (
     Thaw,
     make_plan,
 )
-from rekindle_testing.chaos.progress import Progress, StallWhileLive
+from rekindle_testing.chaos.progress import SinkPace, StallWhileLive
 from rekindle_testing.chaos.sampler import Sampler
 from rekindle_testing.chaos.task_samples import upstream_of
 from rekindle_testing.embedded.processes import ChildProcesses
@@ -155,7 +155,7 @@ class _Run:
             for name, resource in self._resources.items()
         }
         self._progress = {
-            name: Progress(
+            name: SinkPace(
                 topologies.partitions(resource), file_interval_s=topologies.WINDOW_SLIDE_S
             )
             for name, resource in self._resources.items()

@@ -16,7 +16,7 @@ from typing import Any
 from rekindle import names
 from rekindle.connectors.files_sink import parse_name
 from rekindle_testing.chaos.freshness import Freshness
-from rekindle_testing.chaos.progress import Progress, StallWhileLive
+from rekindle_testing.chaos.progress import SinkPace, StallWhileLive
 from rekindle_testing.chaos.task_samples import sample_tasks
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.process_node.node_admin import JsonApi
@@ -43,7 +43,7 @@ class Sampler:
     def __init__(
         self,
         kubeconfig: Path,
-        progress: Mapping[str, Progress],
+        progress: Mapping[str, SinkPace],
         sinks: Mapping[str, Mapping[str, Path]],
         log_archive: PodLogArchive,
         history: Path,

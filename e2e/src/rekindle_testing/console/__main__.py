@@ -19,7 +19,7 @@ from rekindle_testing.console.interrupts import (
     interrupt_main_thread,
     interruptible,
 )
-from rekindle_testing.console.session import Session
+from rekindle_testing.console.session import ConsoleSession
 from rekindle_testing.console.sockets import runtime_directory, serve
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
@@ -64,7 +64,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
         _print_line("helm install rekindle")
         cluster.install()
         programs = _link_programs(directory / "bin")
-        session = Session(cluster)
+        session = ConsoleSession(cluster)
 
         def stop_if_requested() -> None:
             if session.ended:
@@ -141,7 +141,7 @@ def _has_terminal() -> bool:
     return sys.stdin.isatty() and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
 
 
-def prompt(session: Session) -> None:
+def prompt(session: ConsoleSession) -> None:
     """Take commands from the terminal until `quit` or the end of input."""
     import readline  # noqa: F401 — history and editing for input()
 

@@ -23,22 +23,22 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class Freeze:
+class FreezeCommand:
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Thaw:
+class ThawCommand:
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionNetwork:
+class PartitionNetworkCommand:
     nodes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HealNetwork:
+class HealNetworkCommand:
     nodes: tuple[str, ...]
 
 
@@ -57,7 +57,17 @@ class Quit:
     pass
 
 
-Command = AddNodes | Kill | Freeze | Thaw | PartitionNetwork | HealNetwork | Status | Help | Quit
+Command = (
+    AddNodes
+    | Kill
+    | FreezeCommand
+    | ThawCommand
+    | PartitionNetworkCommand
+    | HealNetworkCommand
+    | Status
+    | Help
+    | Quit
+)
 
 # Command, arguments, meaning.
 USAGE = (
@@ -109,15 +119,15 @@ def parse_command(line: str, states: NodeStates) -> Command:
         case "freeze":
             nodes = _nodes(name, arguments, states)
             _refuse(nodes, states.frozen, "frozen already")
-            return Freeze(nodes)
+            return FreezeCommand(nodes)
         case "thaw":
-            return Thaw(_affected(name, arguments, states, states.frozen, "frozen"))
+            return ThawCommand(_affected(name, arguments, states, states.frozen, "frozen"))
         case "partition":
             nodes = _nodes(name, arguments, states)
             _refuse(nodes, states.partitioned, "partitioned already")
-            return PartitionNetwork(nodes)
+            return PartitionNetworkCommand(nodes)
         case "heal":
-            return HealNetwork(
+            return HealNetworkCommand(
                 _affected(name, arguments, states, states.partitioned, "partitioned")
             )
         case "status" | "help" | "quit":

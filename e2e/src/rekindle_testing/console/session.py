@@ -9,15 +9,15 @@ from typing import Any, assert_never
 from rekindle_testing.console.commands import (
     AddNodes,
     Command,
-    Freeze,
-    HealNetwork,
+    FreezeCommand,
+    HealNetworkCommand,
     Help,
     Kill,
     NodeStates,
-    PartitionNetwork,
+    PartitionNetworkCommand,
     Quit,
     Status,
-    Thaw,
+    ThawCommand,
     parse_command,
     usage,
 )
@@ -28,7 +28,7 @@ _READY_TIMEOUT_S = 60.0
 _API_TIMEOUT_S = 5.0
 
 
-class Session:
+class ConsoleSession:
     """`execute` returns a description of the result. `ended` is true after `quit`."""
 
     def __init__(self, cluster: EmbeddedCluster) -> None:
@@ -72,22 +72,22 @@ class Session:
                 self._frozen.difference_update(names)
                 self._partitioned.difference_update(names)
                 return f"{', '.join(names)}: killed", []
-            case Freeze(names):
+            case FreezeCommand(names):
                 for name in names:
                     nodes[name].freeze()
                     self._frozen.add(name)
                 return f"{', '.join(names)}: frozen", []
-            case Thaw(names):
+            case ThawCommand(names):
                 for name in names:
                     nodes[name].thaw()
                     self._frozen.discard(name)
                 return f"{', '.join(names)}: running again", []
-            case PartitionNetwork(names):
+            case PartitionNetworkCommand(names):
                 for name in names:
                     nodes[name].partition_network()
                     self._partitioned.add(name)
                 return f"{', '.join(names)}: partitioned", []
-            case HealNetwork(names):
+            case HealNetworkCommand(names):
                 for name in names:
                     nodes[name].heal_network()
                     self._partitioned.discard(name)

@@ -53,7 +53,7 @@ def serve(directory: Path, execute: Execute, on_response: Callable[[], None]) ->
     path = directory / f"{os.getpid()}.sock"
     path.unlink(missing_ok=True)
 
-    class Handler(socketserver.StreamRequestHandler):
+    class ConsoleHandler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
             line = self.rfile.readline(_MAX_LINE_BYTES).decode(errors="replace")
             response = _respond(execute, line)
@@ -62,11 +62,11 @@ def serve(directory: Path, execute: Execute, on_response: Callable[[], None]) ->
                 self.wfile.flush()
             on_response()
 
-    class Server(socketserver.ThreadingUnixStreamServer):
+    class ConsoleServer(socketserver.ThreadingUnixStreamServer):
         daemon_threads = True
         block_on_close = False  # a slow command must not delay the end
 
-    with Server(str(path), Handler) as server:
+    with ConsoleServer(str(path), ConsoleHandler) as server:
         try:
             threading.Thread(target=server.serve_forever, daemon=True, name="commands").start()
             yield path

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class NodeLoss:
     """The nodes to kill, and the queries that are lost with them."""
 
     nodes: tuple[str, ...]
@@ -50,14 +50,14 @@ def choose_loss(
     nodes: Sequence[str],
     operators: set[str],
     size: int,
-) -> Loss:
+) -> NodeLoss:
     """The `size` nodes whose death stops the most queries while the most valuable one survives.
 
     `placed`: (segment id, partition) -> nodes that run a replica of it; `operators`: nodes that
     run a replica of the operator, of which one survives.
     """
     queries = sorted(topology.spec.queries, key=lambda q: -q.priority)
-    best: Loss | None = None
+    best: NodeLoss | None = None
     for victims in itertools.combinations(nodes, size):
         lost = tuple(
             q.name
@@ -72,7 +72,7 @@ def choose_loss(
             continue
         survivors = tuple(q.name for q in queries if q.name not in lost)
         lost_partitions = frozenset(p for p, where in placed.items() if where <= set(victims))
-        loss = Loss(victims, lost, survivors, lost_partitions)
+        loss = NodeLoss(victims, lost, survivors, lost_partitions)
         if queries[0].name in survivors and (best is None or len(lost) > len(best.lost_queries)):
             best = loss
     if best is None or not best.lost_queries:
@@ -119,7 +119,7 @@ class Scenario:
 
     # -- steps --------------------------------------------------------------------------------
 
-    def _lose_nodes(self, observer: Observer) -> tuple[float, Loss]:
+    def _lose_nodes(self, observer: Observer) -> tuple[float, NodeLoss]:
         self._wait_for(observer, "all queries to be Live", observer.all_live, 180)
         # Before that, not every replica of a survivor can take over.
         self._wait_for(
@@ -150,7 +150,7 @@ class Scenario:
         self.cluster.kill_nodes(list(loss.nodes))
         return at_s, loss
 
-    def _recover(self, observer: Observer, loss: Loss) -> dict[str, int]:
+    def _recover(self, observer: Observer, loss: NodeLoss) -> dict[str, int]:
         """Add nodes, one at a time until everything is Live, then the rest; returns the epochs that
         the lost queries were restored from."""
         self._wait_for(
@@ -174,7 +174,7 @@ class Scenario:
             self._add_node(observer)
         return self._restored_from(observer.status, loss)
 
-    def _restored_from(self, status: dict[str, Any], loss: Loss) -> dict[str, int]:
+    def _restored_from(self, status: dict[str, Any], loss: NodeLoss) -> dict[str, int]:
         """The oldest epoch that a lost partition of each lost query was restored from; -1: none."""
         newest: dict[tuple[str, int], int] = {}
         for task in (status.get("dataPlane") or {}).get("tasks", []):
@@ -207,7 +207,7 @@ class Scenario:
         self,
         observer: Observer,
         lost_at_s: float,
-        loss: Loss,
+        loss: NodeLoss,
         restored_from: dict[str, int],
         last: int,
     ) -> list[str]:
@@ -244,7 +244,7 @@ class Scenario:
         self._summary(differences)
         return wrong
 
-    def _pauses(self, observer: Observer, lost_at_s: float, loss: Loss) -> dict[str, float]:
+    def _pauses(self, observer: Observer, lost_at_s: float, loss: NodeLoss) -> dict[str, float]:
         """The survivors' longest pauses between the loss and the last recovery."""
         history = observer.history
         outages = [history.outage(query, lost_at_s) for query in loss.lost_queries]

@@ -30,7 +30,7 @@ _PLACEHOLDER_ADDRESS = "192.0.2.1"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ComponentSettings:
     """Settings that differ from Kubernetes' defaults in tests, with the reasons."""
 
     # Kubernetes waits 50 s for a silent node, too long for tests of node loss.
@@ -93,7 +93,7 @@ def etcd(data: Path, ports: Ports, credentials: Credentials) -> list[str]:
     ]
 
 
-def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> list[str]:
+def api_server(ports: Ports, credentials: Credentials, settings: ComponentSettings) -> list[str]:
     if ip_address(settings.api_address).is_loopback:
         # EndpointSlices refuse loopback addresses: the `kubernetes` Service stays empty.
         endpoints = [
@@ -135,7 +135,7 @@ def api_server(ports: Ports, credentials: Credentials, settings: Settings) -> li
 
 
 def controller_manager(
-    ports: Ports, credentials: Credentials, settings: Settings, kubeconfig: Path
+    ports: Ports, credentials: Credentials, settings: ComponentSettings, kubeconfig: Path
 ) -> list[str]:
     ca = credentials.ca
     return [
@@ -161,7 +161,7 @@ def controller_manager(
 
 
 def scheduler(
-    ports: Ports, credentials: Credentials, settings: Settings, kubeconfig: Path
+    ports: Ports, credentials: Credentials, settings: ComponentSettings, kubeconfig: Path
 ) -> list[str]:
     return [
         *_controller(ports.scheduler, credentials, kubeconfig),

@@ -19,11 +19,11 @@ from functools import partial
 from pathlib import Path
 
 from rekindle_testing.embedded import components
-from rekindle_testing.embedded.components import Credentials, Ports, Settings
+from rekindle_testing.embedded.components import ComponentSettings, Credentials, Ports
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.embedded.kubeconfig import write_kubeconfig
 from rekindle_testing.embedded.pki import CertificateAuthority, create_signing_key
-from rekindle_testing.embedded.processes import ChildProcesses, Process, choose_ports
+from rekindle_testing.embedded.processes import ChildProcess, ChildProcesses, choose_ports
 from rekindle_testing.embedded.toolchain import ControlPlaneBinaries, ensure_control_plane_binaries
 from rekindle_testing.progress import OnProgress, no_progress
 
@@ -66,19 +66,19 @@ class ControlPlane:
     def __init__(
         self,
         directory: Path,
-        settings: Settings | None = None,
+        settings: ComponentSettings | None = None,
         *,
         binaries: ControlPlaneBinaries | None = None,
         on_progress: OnProgress = no_progress,
     ) -> None:
         self.directory = directory.absolute()
-        self.settings = settings or Settings()
+        self.settings = settings or ComponentSettings()
         self.log_directory = self.directory / "logs"
         self.kubeconfig = self.directory / "kubeconfig" / "admin.kubeconfig"
         self._binaries = binaries
         self._on_progress = on_progress
         self._children = ChildProcesses(self.log_directory)
-        self._running: dict[str, Process] = {}
+        self._running: dict[str, ChildProcess] = {}
         self._installed: _Installation | None = None
 
     def __enter__(self) -> ControlPlane:
@@ -313,7 +313,7 @@ class ControlPlane:
             connection.close()
 
 
-def _failure(process: Process, what: str) -> ControlPlaneError:
+def _failure(process: ChildProcess, what: str) -> ControlPlaneError:
     return ControlPlaneError(
         f"{process.name} {what}; {process.log} ends with:\n{process.log_tail()}"
     )

@@ -30,7 +30,7 @@ class ProcessError(EmbeddedError):
     """A child could not be started, or no port was free."""
 
 
-class Process:
+class ChildProcess:
     """One child: leader of its process group, its output appended to a log."""
 
     def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
@@ -91,7 +91,7 @@ class ChildProcesses:
 
     def __init__(self, log_directory: Path) -> None:
         self._log_directory = log_directory
-        self._processes: list[Process] = []
+        self._processes: list[ChildProcess] = []
         self._reaper: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> ChildProcesses:
@@ -102,7 +102,7 @@ class ChildProcesses:
 
     def start(
         self, name: str, argv: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> Process:
+    ) -> ChildProcess:
         """Start a child logging to NAME.log; a second one of that name appends to it."""
         self._log_directory.mkdir(parents=True, exist_ok=True)
         log = self._log_directory / f"{name}.log"
@@ -119,11 +119,11 @@ class ChildProcesses:
         except OSError as error:
             raise ProcessError(f"cannot start {name}: {error}") from error
         self._send_to_reaper(f"+{popen.pid}")
-        process = Process(name, popen, log)
+        process = ChildProcess(name, popen, log)
         self._processes.append(process)
         return process
 
-    def stop(self, process: Process, grace_s: float) -> None:
+    def stop(self, process: ChildProcess, grace_s: float) -> None:
         process.stop(grace_s)
         self._forget(process)
 
@@ -142,7 +142,7 @@ class ChildProcesses:
             self._reaper.wait()
             self._reaper = None
 
-    def _forget(self, process: Process) -> None:
+    def _forget(self, process: ChildProcess) -> None:
         # Once reaped, the id may become another group's.
         self._send_to_reaper(f"-{process.pid}")
         self._processes.remove(process)

@@ -13,7 +13,7 @@ from typing import Any
 
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fuzz.generator import Case, case
-from rekindle_testing.fuzz.session import Failure, Session, session
+from rekindle_testing.fuzz.session import Failure, FuzzSession, session
 from rekindle_testing.paths import ROOT
 
 BUILD = ROOT / "build/fuzz"
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(
-    running: Session, seed: int, first: int, count: int, directory: Path, batch: int = BATCH
+    running: FuzzSession, seed: int, first: int, count: int, directory: Path, batch: int = BATCH
 ) -> list[Failure]:
     found: list[Failure] = []
     for start in range(first, first + count, batch):
@@ -81,7 +81,7 @@ def _report(failure: Failure, cases: Sequence[Case], directory: Path) -> None:
     _print(f"  replay: make fuzz SEED={seed} FIRST={one.index} COUNT=1")
 
 
-def _soak(running: Session, seed: int, duration_s: float) -> list[Failure]:
+def _soak(running: FuzzSession, seed: int, duration_s: float) -> list[Failure]:
     """Nothing is written for topologies that stay the same, however long. A refused dry run is
     repeated, in case a quota has refused it."""
     changes, actions = running.soak([case(seed, n) for n in range(_SOAK_TOPOLOGIES)], duration_s)
@@ -91,7 +91,7 @@ def _soak(running: Session, seed: int, duration_s: float) -> list[Failure]:
     return [Failure(None, f"changes of settled topologies: {changes}")] if changes else []
 
 
-def summary(running: Session) -> list[str]:
+def summary(running: FuzzSession) -> list[str]:
     statistics = running.statistics
     latency = sorted(statistics.validated_s) or [0.0]
     passes = running.reconcile_duration_buckets()

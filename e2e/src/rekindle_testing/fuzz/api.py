@@ -61,7 +61,7 @@ class Api:
 
 
 @dataclass(slots=True)
-class ObservedTopology:
+class WatchedTopology:
     """A topology: its newest version, how often it changed, and when (monotonic)."""
 
     topology: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Watcher:
     def __init__(self, api: Api) -> None:
         self._api = api
         self._lock = threading.Lock()
-        self._seen: dict[str, ObservedTopology] = {}  # by uid
+        self._seen: dict[str, WatchedTopology] = {}  # by uid
         self._closed = False
         self.error = ""
         self._thread = threading.Thread(target=self._run, daemon=True, name="fuzz-watch")
@@ -85,11 +85,11 @@ class Watcher:
     def close(self) -> None:
         self._closed = True
 
-    def seen(self, uid: str) -> ObservedTopology | None:
+    def seen(self, uid: str) -> WatchedTopology | None:
         with self._lock:
             return self._seen.get(uid)
 
-    def all(self) -> dict[str, ObservedTopology]:
+    def all(self) -> dict[str, WatchedTopology]:
         with self._lock:
             return dict(self._seen)
 
@@ -127,7 +127,7 @@ class Watcher:
     def _put(self, topology: Mapping[str, Any]) -> None:
         now, meta = time.monotonic(), topology["metadata"]
         with self._lock:
-            seen = self._seen.setdefault(meta["uid"], ObservedTopology(topology, now))
+            seen = self._seen.setdefault(meta["uid"], WatchedTopology(topology, now))
             if seen.topology["metadata"]["resourceVersion"] != meta["resourceVersion"]:
                 seen.topology, seen.changed_at = topology, now
                 seen.changes += 1

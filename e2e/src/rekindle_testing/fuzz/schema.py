@@ -18,7 +18,7 @@ Path = tuple[str | int, ...]
 _DURATION = "(us|ms|s|m|h|d)"  # a part of the pattern of durations
 _OPTIONAL = 0.25  # chance of a field that is not required
 _MAX_ITEMS = 3
-_UNSUPPORTED = frozenset({"kafka", "join", "distinct", "python", "session", "rows"})
+_UNSUPPORTED = frozenset({"kafka", "distinct", "python"})
 """Kinds that are refused; drawn less often, so that a good part of the manifests is valid."""
 _SUPPORTED_WEIGHT = 3
 
@@ -33,7 +33,9 @@ _BY_FIELD: Mapping[str, Sequence[Any]] = {
     "stateSchema": values.SCHEMAS,
     "columns": values.GENERATOR_EXPRESSIONS,
     **dict.fromkeys(("column", "orderBy", "groupBy", "keyBy", "keys"), values.COLUMNS),
-    **dict.fromkeys(("fileNameColumn", "on"), values.COLUMNS),
+    "fileNameColumn": values.COLUMNS,
+    "on": values.CONDITIONS,
+    "select": values.SELECTED,
     **dict.fromkeys(("url", "store"), values.URLS),
     **dict.fromkeys(("logBudget", "loadTarget", "retain"), values.SIZES),
     **dict.fromkeys(("requests", "limits"), values.QUANTITIES),

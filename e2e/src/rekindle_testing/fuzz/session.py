@@ -17,7 +17,7 @@ import psutil
 
 from rekindle import names
 from rekindle_testing.embedded.control_plane import ControlPlane
-from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, ObservedTopology, Watcher
+from rekindle_testing.fuzz.api import NAMESPACE, PODS, TOPOLOGIES, Api, WatchedTopology, Watcher
 from rekindle_testing.fuzz.generator import Case, edit, is_edited
 from rekindle_testing.fuzz.verdict import Verdict, verdict, violations
 from rekindle_testing.harness.operator_process import (
@@ -68,7 +68,7 @@ class RunStatistics:
     rss_mib: list[float] = field(default_factory=list)
 
 
-class Session:
+class FuzzSession:
     def __init__(self, control_plane: ControlPlane, operator: OperatorProcess) -> None:
         self.control_plane = control_plane
         self.operator = operator
@@ -296,19 +296,19 @@ class Session:
         return self.operator.process.poll() is not None
 
 
-def _is_validated(seen: ObservedTopology) -> bool:
+def _is_validated(seen: WatchedTopology) -> bool:
     return verdict(seen.topology) is not None
 
 
 @contextlib.contextmanager
-def session(control_plane: ControlPlane, directory: Path) -> Iterator[Session]:
+def session(control_plane: ControlPlane, directory: Path) -> Iterator[FuzzSession]:
     """On a control plane without nodes, so that all pods stay pending."""
     install_crds(control_plane)
     control_plane.kubectl("create", "namespace", NAMESPACE)
     operator = OperatorProcess(operator_kubeconfig(control_plane), directory, "operator")
     try:
         wait_for("the operator to lead", operator.leads, _START_TIMEOUT_S)
-        running = Session(control_plane, operator)
+        running = FuzzSession(control_plane, operator)
         try:
             yield running
         finally:

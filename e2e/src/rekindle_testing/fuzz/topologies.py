@@ -22,7 +22,13 @@ _ROW_WISE = (
     "SELECT upper(city) AS city, fare, seats, at FROM {0} WHERE city IS NOT NULL",
 )
 _AGGREGATES = ("count(*) AS trips", "count(*) AS trips, avg(fare) AS mean", "max(seats) AS seats")
-_WINDOWS = ({"size": "1h"}, {"size": "1h", "slide": "15m"}, {"size": "1d", "slide": "6h"})
+_WINDOWS = (
+    {"size": "1h"},
+    {"size": "1h", "slide": "15m"},
+    {"size": "1d", "step": "6h"},
+    {"session": "30m"},
+    {"rows": 100, "slideRows": 10},
+)
 _MAX_OPERATORS = 6
 _LARGE = 0.02  # chance of tens of operators
 
@@ -37,7 +43,7 @@ def spec(rng: random.Random) -> dict[str, Any]:
         operator = _operator(f"o{n}", inputs, rng)
         operators.append(operator)
         unread = [name for name in unread if name not in inputs] + [operator["name"]]
-        if "sql" in operator:
+        if "window" not in operator:
             unwindowed.append(operator["name"])
     queries = [_query(f"q{n}", name, rng) for n, name in enumerate(unread)]
     made: dict[str, Any] = {
@@ -79,6 +85,15 @@ def _operator(name: str, inputs: list[str], rng: random.Random) -> dict[str, Any
             made |= {"keyBy": ["city"], "partitions": rng.choice((1, 2, 2, 3))}
         if rng.random() < 0.3:
             made["replicas"] = rng.choice((1, 2, 3))
+        return made
+    if len(inputs) == 2 and rng.random() < 0.5:
+        first, second = inputs
+        made["join"] = {
+            "on": f"{first}.city = {second}.city AND {first}.fare < {second}.fare",
+            "within": rng.choice(("10s", "1h")),
+            "select": f"{first}.*",
+            "type": rng.choice(("Inner", "Semi")),
+        }
         return made
     selects = [f"SELECT city, fare, seats, at FROM {name}" for name in inputs]
     row_wise = rng.choice(_ROW_WISE).format(*inputs)

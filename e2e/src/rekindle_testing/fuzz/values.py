@@ -257,6 +257,17 @@ AGGREGATES: Final = (
     "count(*) AS",
     "x" * 16384,
 )
+CONDITIONS: Final = (
+    *("a.city = b.city", "a.city = b.city AND a.fare > b.fare", "a.at = b.at", "a.city = a.city"),
+    *("city = city", "a.city > b.city", "a.city = b.city OR TRUE", "rand() > 0.5", "a.city = b"),
+    *("a.city = b.city, 1", "(a.city = b.city", "a.city = b.city FROM a", "*", "", "a.*", "AND"),
+    *("a.city IN (SELECT city FROM b)", "a.city = b.city AND count(*) > 1", "x" * 4096, "\x00"),
+)
+SELECTED: Final = (
+    *("a.*", "a.*, b.fare AS other", "a.city, a.at", "b.at", "*", "city", "a.nothing", "c.city"),
+    *("a.fare + b.fare", "count(*) AS n", "a.* EXCEPT (at)", "a.city FROM a", "", ",", "a.*, a.*"),
+    *("a.city AS __c", "rand() AS r", "explode(array(1, 2)) AS i", "x" * 16384, "\x00"),
+)
 EVENT_TIME_EXPRESSIONS: Final = (
     *("to_timestamp(city)", "to_timestamp(city, 'yyyy-MM-dd HH:mm')", "timestamp_seconds(seats)"),
     *("timestamp_millis(seats)", "city", "at", "now()", "to_timestamp(", "to_timestamp()", ")"),

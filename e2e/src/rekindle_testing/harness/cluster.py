@@ -18,11 +18,11 @@ from typing import Any
 
 from kubernetes.client import V1Node
 
-from rekindle_testing.embedded.components import Settings
+from rekindle_testing.embedded.components import ComponentSettings
 from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.fixtures.api_fields import name_of
 from rekindle_testing.harness.any_cluster import RELEASE, Cluster
-from rekindle_testing.harness.nodes import Node, NodeKind, NodeResources, ProcessNodes
+from rekindle_testing.harness.nodes import EmbeddedNode, NodeKind, NodeResources, ProcessNodes
 from rekindle_testing.progress import OnProgress, no_progress
 
 NAMESPACE = "default"
@@ -34,7 +34,7 @@ class EmbeddedCluster(Cluster):
 
     namespace = NAMESPACE
     operator_namespace = OPERATOR_NAMESPACE
-    nodes: dict[str, Node]
+    nodes: dict[str, EmbeddedNode]
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class EmbeddedCluster(Cluster):
         nodes: int = 5,
         node_kind: NodeKind | None = None,
         resources: NodeResources | None = None,
-        settings: Settings | None = None,
+        settings: ComponentSettings | None = None,
         on_progress: OnProgress = no_progress,
     ) -> None:
         self.directory = directory
@@ -54,10 +54,10 @@ class EmbeddedCluster(Cluster):
         self._node_count = nodes
         self._resources = resources or NodeResources()
         self._on_progress = on_progress
-        self._dead: list[Node] = []  # those whose addresses must not be reused
+        self._dead: list[EmbeddedNode] = []  # those whose addresses must not be reused
         self._cleanup = contextlib.ExitStack()
         self._numbers = itertools.count(1)
-        self._settings = settings or Settings()
+        self._settings = settings or ComponentSettings()
 
     # -- lifecycle ----------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class EmbeddedCluster(Cluster):
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(log, directory / name)
 
-    def launch_node(self, resources: NodeResources | None = None) -> Node:
+    def launch_node(self, resources: NodeResources | None = None) -> EmbeddedNode:
         """Start one more machine, with the cluster's resources or others; it joins by itself."""
         number = next(self._numbers)
         name = f"node-{number}"
@@ -202,7 +202,7 @@ class EmbeddedCluster(Cluster):
         self.create_host_path_claim(name, str(directory or self.shared), local=local)
 
 
-def pod_processes(node: Node, address: str, program: bytes = b"rekindle") -> list[int]:
+def pod_processes(node: EmbeddedNode, address: str, program: bytes = b"rekindle") -> list[int]:
     """The processes on the node whose environment names this pod address, and whose command
     names the program."""
     needle = f"={address}\0".encode()

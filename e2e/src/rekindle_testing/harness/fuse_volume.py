@@ -10,7 +10,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from rekindle_testing.embedded.processes import ChildProcesses, Process
+from rekindle_testing.embedded.processes import ChildProcess, ChildProcesses
 from rekindle_testing.images import programs
 from rekindle_testing.waiting import wait_for
 
@@ -33,7 +33,7 @@ class FuseVolume:
         self._options = [] if write_bytes_per_s is None else [f"--write-rate={write_bytes_per_s}"]
         self._logs = logs
         self._children = ChildProcesses(logs)
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
 
     def __enter__(self) -> FuseVolume:
         if shutil.which("bindfs") is None:

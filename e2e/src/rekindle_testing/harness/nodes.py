@@ -19,7 +19,7 @@ from rekindle_testing.embedded.control_plane import ControlPlane
 from rekindle_testing.embedded.kubelet_node.network import NodeNetwork
 from rekindle_testing.embedded.kubelet_node.node import KubeletNode
 from rekindle_testing.embedded.kubelet_node.packages import ensure_host_prerequisites
-from rekindle_testing.embedded.process_node.node import Image, ProcessNode
+from rekindle_testing.embedded.process_node.node import ImageReplacement, ProcessNode
 from rekindle_testing.embedded.toolchain import ensure_java
 from rekindle_testing.harness.any_cluster import ClusterNode
 from rekindle_testing.harness.cds_archive import ensure_cds_archive
@@ -38,7 +38,7 @@ class NodeResources:
     memory: str = "4Gi"
 
 
-class Node(ClusterNode, Protocol):
+class EmbeddedNode(ClusterNode, Protocol):
     """A machine of the embedded cluster: what `ProcessNode` and `KubeletNode` have in common."""
 
     zone: str
@@ -79,7 +79,7 @@ class NodeKind(Protocol):
     def stop(self) -> None: ...
     def make(
         self, name: str, plane: ControlPlane, directory: Path, zone: str, resources: NodeResources
-    ) -> Node: ...
+    ) -> EmbeddedNode: ...
     def agent_logs(self, nodes: Path) -> Iterable[Path]:
         """Logs of the agents (or kubelets) of all nodes with a directory in `nodes`, also of lost
         ones."""
@@ -103,7 +103,7 @@ class ProcessNodes:
     api_address = LOOPBACK
 
     def __init__(self) -> None:
-        self._images: Mapping[str, Image] = {}
+        self._images: Mapping[str, ImageReplacement] = {}
 
     def start(self, directory: Path, on_progress: OnProgress) -> None:
         java_home = ensure_java(on_progress)
@@ -115,8 +115,8 @@ class ProcessNodes:
         }
         path = (str(binaries), str(java_home / "bin"))
         self._images = {
-            self.operator_image: Image(path=path, env={"PYTHONUNBUFFERED": "1"}),
-            self.pipelines_image: Image(path=path, env=environment),
+            self.operator_image: ImageReplacement(path=path, env={"PYTHONUNBUFFERED": "1"}),
+            self.pipelines_image: ImageReplacement(path=path, env=environment),
         }
 
     def stop(self) -> None:

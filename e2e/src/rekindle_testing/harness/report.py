@@ -14,7 +14,7 @@ BENCH = ROOT / "build" / "bench"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Measurement:
     """One measurement; `met`: whether it met its target (None: it has no target)."""
 
     what: str
@@ -23,7 +23,7 @@ class Row:
     met: bool | None = None
 
 
-def report(name: str, rows: Sequence[Row]) -> None:
+def report(name: str, rows: Sequence[Measurement]) -> None:
     """Print the table and write build/bench/<name>.json and <name>.md."""
     width = max(len(r.what) for r in rows)
     for row in rows:
@@ -34,7 +34,7 @@ def report(name: str, rows: Sequence[Row]) -> None:
     path.with_suffix(".md").write_text(to_markdown(rows))
 
 
-def to_markdown(rows: Sequence[Row]) -> str:
+def to_markdown(rows: Sequence[Measurement]) -> str:
     """A table with a line for each row; what missed its target is bold."""
     lines = ["| what | measured | target |", "|---|---|---|"]
     for row in rows:
@@ -45,21 +45,21 @@ def to_markdown(rows: Sequence[Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def format_row(row: Row, width: int = 0) -> str:
+def format_row(row: Measurement, width: int = 0) -> str:
     values = "  ".join(f"{k} {v:g}" for k, v in row.values.items())
     result = "" if row.met is None else ("  ok" if row.met else "  MISSED")
     target = "" if row.target is None else f"  (target {row.target:g}){result}"
     return f"{row.what:{width}}  {values}{target}"
 
 
-def read_report(name: str) -> list[Row]:
+def read_report(name: str) -> list[Measurement]:
     """The rows of the newest `report` of this name."""
-    return [Row(**row) for row in json.loads(_path(name).read_text())]
+    return [Measurement(**row) for row in json.loads(_path(name).read_text())]
 
 
-def load_average() -> Row:
+def load_average() -> Measurement:
     """The load of the machine, which affects all measured times."""
-    return Row("load average", {"1 min": round(os.getloadavg()[0], 1)})
+    return Measurement("load average", {"1 min": round(os.getloadavg()[0], 1)})
 
 
 def _path(name: str) -> Path:

@@ -18,7 +18,7 @@ from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.waiting import wait_for
 
 
-class Run:
+class TopologyRun:
     """Applies the resource, observes it, and deletes it at the end."""
 
     def __init__(self, cluster: Cluster, resource: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ class Run:
         self.name: str = resource["metadata"]["name"]
         self.observer = Observer(lambda: cluster.status(self.name))
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> TopologyRun:
         self.cluster.apply(self.resource)
         self.observer.__enter__()
         return self

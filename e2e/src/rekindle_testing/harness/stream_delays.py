@@ -42,7 +42,7 @@ class EpochClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Outage:
+class ReaderOutage:
     """What a reader saw of a failure, from when the input was cut off until output was stable and
     current again.
 
@@ -100,14 +100,14 @@ def stable_again_at(
 
 def outage(
     arrivals: Sequence[Arrival], clock: EpochClock, cut_s: float, healed_s: float, current_s: float
-) -> Outage | None:
+) -> ReaderOutage | None:
     """None while output is not stable and current again; see `stable_again_at`."""
     end_s = stable_again_at(arrivals, clock, healed_s, current_s)
     if end_s is None:
         return None
     during = [a for a in arrivals if cut_s <= a.at_s <= end_s]
     tentative = [a for a in during if a.kind is BatchKind.TENTATIVE]
-    return Outage(
+    return ReaderOutage(
         delay_new_s=max(delays_s(arrivals, clock, cut_s, end_s), default=0.0),
         tentative_epochs=len(tentative),
         tentative_rows=sum(a.rows for a in tentative),

@@ -43,7 +43,7 @@ UID = "uid-1"
 _START_S = 2.0
 
 
-class Replica:
+class ReplicaProcess:
     """One pod: its process, its directory, its newest response. `advanced_at`: when a response
     first had each epoch, by this machine's monotonic clock."""
 
@@ -116,7 +116,7 @@ class TaskProcesses:
         self.directory, self.network = directory, network
         self.origin_s = origin_s
         self._environment = environment
-        self.replicas: dict[Slot, Replica] = {}
+        self.replicas: dict[Slot, ReplicaProcess] = {}
         self.restore_points: list[ReportRestorePoint] = []
         self.pods = 0
         self.store = CheckpointStore(UID, 30.0)
@@ -141,12 +141,12 @@ class TaskProcesses:
         self.generation = Generation(before.number + 1, topology, before.operator_ids)
         self.perform(self.core.generation_seen(self.generation, time.monotonic()))
 
-    def start(self, slot: Slot) -> Replica:
+    def start(self, slot: Slot) -> ReplicaProcess:
         self.pods += 1
         before = self.replicas.get(slot)
         incarnation = before.incarnation + 1 if before is not None else 1
         address = f"127.{self.network.index}.7.{self.pods}"
-        replica = Replica(self.directory, slot, incarnation, address, self._environment)
+        replica = ReplicaProcess(self.directory, slot, incarnation, address, self._environment)
         self.replicas[slot] = replica
         self.list_pods()
         return replica

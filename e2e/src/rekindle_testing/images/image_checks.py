@@ -73,7 +73,14 @@ def pipelines() -> dict[str, Any]:
     # A JVM that cannot use the archive starts without it, and prints no warning.
     mapped = jvm is not None and str(archive) in Path(f"/proc/{jvm.process.pid}/maps").read_text()
     stop_session(spark)
-    for module in ("s3fs", "gcsfs", "pyarrow.parquet", "rekindle.cli", "rekindle.task.runtime"):
+    for module in (
+        "s3fs",
+        "gcsfs",
+        "pyarrow.parquet",
+        "rekindle.cli",
+        "rekindle.connectors.kafka_source",
+        "rekindle.task.runtime",
+    ):
         importlib.import_module(module)
     return {
         "session_s": session_s,

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from rekindle_testing.simulation.coverage import Cell, coverage_lines, unreached
 from rekindle_testing.simulation.pool import process_pool
-from rekindle_testing.simulation.run import Outcome, shrink, simulate
+from rekindle_testing.simulation.run import SimulationOutcome, shrink, simulate
 from rekindle_testing.simulation.schedules import SCHEDULES, run_schedule
 
 _SHOWN = 3
@@ -51,11 +51,11 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed or not_reached else 0
 
 
-def _cells(outcomes: Iterable[Outcome]) -> Counter[Cell]:
+def _cells(outcomes: Iterable[SimulationOutcome]) -> Counter[Cell]:
     return sum((Counter(outcome.cells) for outcome in outcomes), Counter[Cell]())
 
 
-def _run_seeds(seeds: Sequence[int], jobs: int | None) -> Iterator[Outcome]:
+def _run_seeds(seeds: Sequence[int], jobs: int | None) -> Iterator[SimulationOutcome]:
     failed = 0
     for count, outcome in enumerate(_in_parallel(simulate, seeds, jobs, chunk=4), 1):
         if outcome.failure is not None:
@@ -66,7 +66,9 @@ def _run_seeds(seeds: Sequence[int], jobs: int | None) -> Iterator[Outcome]:
         yield outcome
 
 
-def _run_schedules(names: Sequence[str], jobs: int | None) -> tuple[list[Outcome], list[str]]:
+def _run_schedules(
+    names: Sequence[str], jobs: int | None
+) -> tuple[list[SimulationOutcome], list[str]]:
     """The outcomes, and the names of the schedules that have not led to their transition."""
     outcomes, not_reached = [], []
     for name, found in zip(names, _in_parallel(run_schedule, names, jobs), strict=True):
@@ -93,7 +95,7 @@ def _in_parallel(
         yield from pool.map(function, items, chunksize=chunk)
 
 
-def describe_failure(outcome: Outcome) -> list[str]:
+def describe_failure(outcome: SimulationOutcome) -> list[str]:
     """A failure, shrunk to as few faults as still lead to it."""
     shrunk = shrink(outcome)
     name = _schedule_of(outcome)
@@ -108,13 +110,13 @@ def describe_failure(outcome: Outcome) -> list[str]:
     ]
 
 
-def _schedule_of(outcome: Outcome) -> str | None:
+def _schedule_of(outcome: SimulationOutcome) -> str | None:
     """The name of the fixed schedule; None if its faults are random."""
     of = (n for n, schedule in SCHEDULES.items() if schedule.faults == outcome.faults)
     return next(of, None)
 
 
-def summary(outcomes: Sequence[Outcome]) -> list[str]:
+def summary(outcomes: Sequence[SimulationOutcome]) -> list[str]:
     """Totals of all simulations. "All was done" is when `Simulation.not_done` is empty."""
     failed = [outcome.seed for outcome in outcomes if outcome.failure is not None]
     seconds = [outcome.seconds for outcome in outcomes]

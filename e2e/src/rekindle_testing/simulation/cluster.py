@@ -12,12 +12,12 @@ from typing import Any
 from rekindle import names
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.topology.model import Slot
-from rekindle_operator.settings import Settings, Timing
+from rekindle_operator.settings import OperatorSettings, Timing
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
-from rekindle_testing.simulation.kube.control_plane import ControlPlane, Views
-from rekindle_testing.simulation.kube.node import Node
+from rekindle_testing.simulation.kube.control_plane import SimulatedControlPlane, Views
+from rekindle_testing.simulation.kube.node import SimulatedNode
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
     DELETED,
@@ -30,7 +30,7 @@ from rekindle_testing.simulation.kube.objects import (
     ApiEvent,
     Json,
 )
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.operator.replica import OperatorReplica
 from rekindle_testing.simulation.operator_checks import OperatorChecks
@@ -55,7 +55,7 @@ _TASK_CPU_M, _TASK_MEMORY = 500, 1 << 30
 _COORDINATOR_CPU_M, _COORDINATOR_MEMORY = 300, 600 << 20
 
 
-SETTINGS = Settings(
+SETTINGS = OperatorSettings(
     timing=Timing(rebalance_settle_s=4.0, rebalance_timeout_s=8.0, rebalance_retry_s=4.0)
 )
 """Moves to emptier nodes begin and fail within the time of a simulation."""
@@ -83,7 +83,7 @@ class SimulatedCluster:
         self._slots = dict.fromkeys(self.topology.slots(), 0.0)
         self._spec = spec
         self.network = Network(scheduler)
-        self.server = ApiServer(scheduler, self.network)
+        self.server = SimulatedApiServer(scheduler, self.network)
         self.store = SimulatedStore(scheduler)
         self.sinks = SimulatedSinks(scheduler)
         self.wrong_results = WrongResults()
@@ -97,7 +97,7 @@ class SimulatedCluster:
             lambda: [pod for slot, pod in self.pods.items() if slot.first in self._slots],
             self.wrong_results,
         )
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, SimulatedNode] = {}
         self.pods: dict[Slot, TaskPod] = {}
         self.operators: dict[str, OperatorReplica] = {}
         # Of the API server, of operators, and of the connections between them.
@@ -149,7 +149,7 @@ class SimulatedCluster:
         meta = {"name": TOPOLOGY, "namespace": NAMESPACE, "uid": UID, "generation": 1}
         topology = {"kind": names.KIND, "metadata": meta, "spec": copy.deepcopy(spec)}
         self.server.objects.add(TOPOLOGIES, topology)
-        self.control_plane = ControlPlane(scheduler, self.server, self.nodes, self.views)
+        self.control_plane = SimulatedControlPlane(scheduler, self.server, self.nodes, self.views)
         for host in OPERATORS:
             self._start_operator(host)
 
@@ -274,11 +274,11 @@ class SimulatedCluster:
             "pods": "50",
         }
         skew_s = self.scheduler.between(-_MAX_SKEW_S, _MAX_SKEW_S)
-        self.nodes[name] = Node(
+        self.nodes[name] = SimulatedNode(
             self.scheduler, self.network, self.server, name, skew_s, allocatable, self._make_pod
         )
 
-    def kill_node(self, node: Node) -> None:
+    def kill_node(self, node: SimulatedNode) -> None:
         """It does not come back. Its object stays, or is removed some time later."""
         for slot in [s for s, pod in self.pods.items() if pod.uid in node.pods]:
             del self.pods[slot]
@@ -293,12 +293,12 @@ class SimulatedCluster:
         if raw is not None:
             self.server.objects.remove(NODES, raw)
 
-    def _cordon(self, node: Node, cordoned: bool) -> None:
+    def _cordon(self, node: SimulatedNode, cordoned: bool) -> None:
         raw = self.server.objects.find(NODES, node.name, "")
         if raw is not None:
             self.server.objects.change(NODES, raw, spec={"unschedulable": cordoned})
 
-    def drain(self, node: Node) -> Callable[[], None]:
+    def drain(self, node: SimulatedNode) -> Callable[[], None]:
         """Cordon a node. The budget refuses evictions, so the operator moves the pods. Returns what
         ends it."""
         self._drained[node.name] += 1
@@ -362,7 +362,7 @@ class SimulatedCluster:
         ]
         return max(found, key=lambda p: p.fence, default=None)
 
-    def _make_pod(self, raw: Json, node: Node) -> SimulatedPod[Any]:
+    def _make_pod(self, raw: Json, node: SimulatedNode) -> SimulatedPod[Any]:
         view = self.views.pod(raw)
         self._hosts += 1
         host = f"10.0.{self._hosts // 250}.{self._hosts % 250}"

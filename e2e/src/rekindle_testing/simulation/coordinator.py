@@ -23,14 +23,14 @@ from rekindle.topology.model import Slot, partition_of
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator_api import (
     ApiAccess,
-    GenerationReader,
-    LeaseKeeper,
-    PodWatcher,
-    StatusWriter,
+    SimulatedGenerationReader,
+    SimulatedLeaseKeeper,
+    SimulatedPodWatcher,
+    SimulatedStatusWriter,
 )
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import STORE, Network, Refused, Reply, TimedOut
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 from rekindle_testing.simulation.store_and_sinks import Down, SimulatedStore
 
 _POLL_INTERVAL_S = 0.25
@@ -46,7 +46,7 @@ class CoordinatorSurroundings:
 
     scheduler: Scheduler
     network: Network
-    server: ApiServer
+    server: SimulatedApiServer
     store: SimulatedStore
     checks: Checks
     uid: str
@@ -58,7 +58,7 @@ class CoordinatorProcess:
     def __init__(self, surroundings: CoordinatorSurroundings, fence: int, address: str) -> None:
         scheduler = surroundings.scheduler
         self.fence = fence
-        self.process = Process(scheduler, address)
+        self.process = SimulatedProcess(scheduler, address)
         self.core = Coordinator(fence, wall_s=0.0, started_ms=round(scheduler.now * 1000))
         self._scheduler = scheduler
         self._network = surroundings.network
@@ -70,16 +70,16 @@ class CoordinatorProcess:
         api = ApiAccess(
             self.process, surroundings.network, surroundings.server, surroundings.uid, fence
         )
-        self._status = StatusWriter(api, self.feed)
-        keeper = LeaseKeeper(
+        self._status = SimulatedStatusWriter(api, self.feed)
+        keeper = SimulatedLeaseKeeper(
             api,
             self.feed,
             valid_report_number=lambda: self._status.valid_report_number,
             suspecting=lambda: any(task.suspected for task in self.core.membership),
         )
         for start in (
-            PodWatcher(api, self._pods_listed).start,
-            GenerationReader(api, self.feed).start,
+            SimulatedPodWatcher(api, self._pods_listed).start,
+            SimulatedGenerationReader(api, self.feed).start,
             keeper.start,
         ):
             self.process.after(scheduler.between(0.05, 0.5), start)

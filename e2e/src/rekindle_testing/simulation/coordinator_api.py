@@ -36,9 +36,9 @@ from rekindle_testing.simulation.kube.objects import (
     ApiResponse,
     Json,
 )
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import API, Network
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 
 NAMESPACE, TOPOLOGY = "default", "t"
 _CALL_TIMEOUT_S, _RENEWAL_TIMEOUT_S = 5.0, 3.0
@@ -60,9 +60,9 @@ OnResponse = Callable[[ApiResponse | None], None]
 
 @dataclass(slots=True)
 class ApiAccess:
-    process: Process
+    process: SimulatedProcess
     network: Network
-    server: ApiServer
+    server: SimulatedApiServer
     uid: str  # of the topology
     incarnation: int
 
@@ -80,7 +80,7 @@ class ApiAccess:
         self.network.call(self.process, API, ApiRequest(verb, path, body), end, timeout_s)
 
 
-class LeaseKeeper:
+class SimulatedLeaseKeeper:
     """Renews the Lease. Each renewal names the report that is still valid (`valid_report_number`;
     None: the newest one is not written yet). `suspecting`: whether a task is suspected."""
 
@@ -144,7 +144,7 @@ class LeaseKeeper:
         process.after(max(_LEAST_PAUSE_S, pace_s - spent_s), self.start)
 
 
-class StatusWriter:
+class SimulatedStatusWriter:
     """One write at a time; meanwhile only the latest report is kept."""
 
     def __init__(self, api: ApiAccess, feed: Callable[[Event], None]) -> None:
@@ -227,7 +227,7 @@ class StatusWriter:
         self._api.call("GET", _TOPOLOGY, None, found)
 
 
-class PodWatcher:
+class SimulatedPodWatcher:
     def __init__(self, api: ApiAccess, pods_listed: Callable[[Sequence[Pod]], None]) -> None:
         self._api = api
         self._pods_listed = pods_listed
@@ -263,7 +263,7 @@ class PodWatcher:
             self._pods[pod.name] = pod
 
 
-class GenerationReader:
+class SimulatedGenerationReader:
     """Lists the generation records every second."""
 
     def __init__(self, api: ApiAccess, feed: Callable[[Event], None]) -> None:

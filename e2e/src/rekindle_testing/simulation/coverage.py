@@ -20,6 +20,7 @@ from rekindle.coordinator.checkpoints import phases as commits
 from rekindle.coordinator.checkpoints.phases import CommitEvent
 from rekindle.protocol import TaskPhase
 from rekindle.task.core import phases as tasks
+from rekindle.task.core import start
 from rekindle.task.core.phases import TaskEvent
 from rekindle.transitions import StateMachine
 from rekindle_operator.reconcile import phases, slots
@@ -30,6 +31,7 @@ Cell = tuple[str, str, str]
 TABLES: Mapping[str, Mapping[Any, Mapping[Any, Any]]] = {
     "consistency": states.TRANSITIONS,
     "task": tasks.TRANSITIONS,
+    "start": start.NEXT,
     "checkpoint": commits.TRANSITIONS,
     "dispute": disputes.TRANSITIONS,
     "slot": phases.SLOT_TRANSITIONS,
@@ -67,6 +69,10 @@ _REASONS: Sequence[tuple[str, Sequence[Cell]]] = [
     (
         "nothing fails here before a task restores: operators compile, and Spark starts",
         [("task", TaskPhase.WAITING, TaskEvent.FAILED)],
+    ),
+    (
+        "nothing that inputs need is missing here",
+        [("start", start.StartStep.INPUTS, "step_failed")],
     ),
     (
         "tasks have no other thread here that could report something once a task has failed",

@@ -98,7 +98,7 @@ _MAY_STAY = (FaultKind.FREEZE_TASK, FaultKind.FREEZE_NODE, FaultKind.PARTITION_N
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class SimulatedFault:
     """`target` and `other` choose tasks or nodes: positions in their lists, modulo the length.
     Where a fault has no second one, `other` is a random number for its details. `seconds`: how
     long it lasts, unless it `stays`: then another node comes instead."""
@@ -118,15 +118,15 @@ class Fault:
         return f"{self.at:5.2f} s for {self.duration}: {self.kind} ({self.target})"
 
 
-def draw_faults(random: Random) -> list[Fault]:
+def draw_faults(random: Random) -> list[SimulatedFault]:
     """In groups, because what happens at the same time is what is hard."""
-    faults: list[Fault] = []
+    faults: list[SimulatedFault] = []
     kinds = random.sample(_USUAL, random.randint(2, len(_USUAL)))
     for _ in range(random.randint(2, 7)):
         begin = random.uniform(_FIRST_S, FAULTS_S)
         for _ in range(random.choice((1, 1, 2, 3, 5))):
             faults.append(
-                Fault(
+                SimulatedFault(
                     round(begin + random.uniform(0, GROUP_S), 2),
                     random.choice(kinds),
                     random.randrange(1000),
@@ -140,10 +140,10 @@ def draw_faults(random: Random) -> list[Fault]:
     return faults
 
 
-def draw_input_faults(random: Random) -> list[Fault]:
+def draw_input_faults(random: Random) -> list[SimulatedFault]:
     """Faults that take inputs from tasks for longer than these wait, also several at a time, and
     what happens meanwhile."""
-    faults: list[Fault] = []
+    faults: list[SimulatedFault] = []
     for _ in range(random.randint(1, 4)):
         begin = random.uniform(12.0, FAULTS_S)
         for _ in range(random.choice((1, 1, 2, 3))):
@@ -151,37 +151,41 @@ def draw_input_faults(random: Random) -> list[Fault]:
             target, other = random.randrange(1000), random.randrange(1000)
             kind = random.choice(_INPUT_FAULTS)
             faults.append(
-                Fault(round(at, 2), kind, target, other, round(seconds * random.uniform(0.5, 1), 2))
+                SimulatedFault(
+                    round(at, 2), kind, target, other, round(seconds * random.uniform(0.5, 1), 2)
+                )
             )
         if random.random() < 0.5:
             at = round(begin + random.uniform(GROUP_S, LONGEST_S), 2)
             kind = random.choice(_DURING_FAILURES)
             faults.append(
-                Fault(at, kind, random.randrange(1000), random.randrange(1000), seconds=3.0)
+                SimulatedFault(
+                    at, kind, random.randrange(1000), random.randrange(1000), seconds=3.0
+                )
             )
     if random.random() < _FAILS_WHILE_CORRECTING:
         faults += _draw_slow_correction(random)
     return faults
 
 
-def _draw_slow_correction(random: Random) -> list[Fault]:
+def _draw_slow_correction(random: Random) -> list[SimulatedFault]:
     """An input is away; then a task corrects its output slowly, and a tentative epoch fails
     meanwhile."""
     away_at, target = round(random.uniform(12.0, FAULTS_S), 2), random.randrange(1000)
     back_at = away_at + LONGEST_S
     fails_at = round(back_at + random.uniform(0.5, GROUP_S), 2)
     return [
-        Fault(away_at, FaultKind.STOP_TASK, random.randrange(1000), 0, LONGEST_S),
-        Fault(back_at, FaultKind.SLOW_TASK, target, 0, LONGEST_S),
-        Fault(fails_at, FaultKind.FAIL_TENTATIVE, target, 0, seconds=0.0),
+        SimulatedFault(away_at, FaultKind.STOP_TASK, random.randrange(1000), 0, LONGEST_S),
+        SimulatedFault(back_at, FaultKind.SLOW_TASK, target, 0, LONGEST_S),
+        SimulatedFault(fails_at, FaultKind.FAIL_TENTATIVE, target, 0, seconds=0.0),
     ]
 
 
-def draw_wrong_results(random: Random) -> list[Fault]:
+def draw_wrong_results(random: Random) -> list[SimulatedFault]:
     """Beside other faults, or alone: a difference is found only while both replicas run. In half of
     the seeds something else fails while replicas disagree."""
     faults = [
-        Fault(
+        SimulatedFault(
             round(random.uniform(8.0, FAULTS_S), 2),
             FaultKind.WRONG_RESULT,
             random.randrange(1000),
@@ -193,17 +197,19 @@ def draw_wrong_results(random: Random) -> list[Fault]:
     if random.random() < 0.5:
         at = round(faults[0].at + random.uniform(*_DISAGREEMENT_S), 2)
         kind, target = random.choice(_DURING_DISAGREEMENT), random.randrange(1000)
-        faults.append(Fault(at, kind, target, other=random.randrange(1000), seconds=1.0))
+        faults.append(SimulatedFault(at, kind, target, other=random.randrange(1000), seconds=1.0))
     if random.random() < _EDITED_WHILE_WRONG:
         # The second replicas of an operator come before the wrong result, and go soon after it.
         begin, end = random.uniform(20.0, 30.0), random.uniform(*_DISAGREEMENT_S)
         at = round(max(_FIRST_S, faults[0].at - begin), 2)
         seconds = round(faults[0].at + end - at, 2)
-        faults.append(Fault(at, FaultKind.EDIT_REPLICAS, random.randrange(1000), 0, seconds))
+        faults.append(
+            SimulatedFault(at, FaultKind.EDIT_REPLICAS, random.randrange(1000), 0, seconds)
+        )
     return faults
 
 
-def _let_last_stay(faults: list[Fault]) -> None:
+def _let_last_stay(faults: list[SimulatedFault]) -> None:
     """Recovery must not wait for what never comes back. Only one stays, as there is only so much
     that may be lost for good."""
     found = [i for i, fault in enumerate(faults) if fault.kind in _MAY_STAY]

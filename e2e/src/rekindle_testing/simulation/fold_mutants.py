@@ -1,4 +1,5 @@
-"""Bugs that are planted in the order in which rows are folded, which simulations do not run.
+"""Bugs that are planted in the order in which rows are folded, and in windows, which simulations do
+not run.
 
 The unit tests that `docs/design/determinism.md` names have to find them. Each runs in a process
 of its own, in which nothing has imported what it changes.
@@ -12,9 +13,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from rekindle.engine.operators import window
+from rekindle.engine import row_window_state, session_state, window_assigners, window_state
 from rekindle.engine.spark import steps
 from rekindle.engine.state import runs
 from rekindle_testing.paths import ROOT
@@ -35,7 +37,43 @@ def _reverses_tables(concatenate: Any) -> Any:
 
 
 def _forgets_position(step_sql: Any) -> Any:
-    return lambda *arguments: step_sql(*arguments).replace(f", {window.ORDER})", ")")
+    return lambda *arguments: step_sql(*arguments).replace(f", {window_state.ROW_ORDER})", ")")
+
+
+def _drops_late_rows(intervals: Any) -> Any:
+    return _without(intervals, lambda late, new: late & new)
+
+
+def _ignores_rows_of_the_epoch(intervals: Any) -> Any:
+    return _without(intervals, lambda late, new: ~late & new)
+
+
+def _without(intervals: Any, dropped: Any) -> Any:
+    """Without some of the intervals that an epoch joins."""
+
+    def wrong(epoch: Any, hashes: Any) -> Any:
+        rows, counts = intervals(epoch, hashes)
+        late = rows.column(session_state.LAST).to_numpy() <= epoch._cutoffs.before
+        kept = ~dropped(late, counts > 0)
+        return rows.filter(pa.array(kept)), counts[kept]
+
+    return wrong
+
+
+def _begins_with_rows(closing: Any) -> Any:
+    def wrong(panes: Any, pane_us: int, count: int, before: int, after: int) -> Any:
+        return closing(panes, pane_us, count, max(before, int(panes[0]) + pane_us), after)
+
+    return wrong
+
+
+def _counts_from_the_call(numbers: Any) -> Any:
+    def wrong(portion: Any, kept: Any, group: Any) -> Any:
+        number, count = numbers(portion, kept.slice(0, 0), group[kept.num_rows :])
+        of_kept, count_kept = (kept.column(name).to_numpy() for name in ("__p", "__c"))
+        return np.concatenate([of_kept, number]), np.concatenate([count_kept, count])
+
+    return wrong
 
 
 _TESTS = "pipelines/tests"
@@ -52,6 +90,22 @@ FOLD_MUTANTS: Mapping[str, tuple[Mutant, str]] = {
     "Spark sorts rows of a group without their position": (
         replaced(steps, "step_sql", _forgets_position),
         f"{_TESTS}/test_engine_steps.py",
+    ),
+    "late rows are dropped before sessions are joined": (
+        replaced(session_state._Epoch, "_intervals", _drops_late_rows),
+        f"{_TESTS}/test_engine_session_state.py",
+    ),
+    "a session closes although a row of the epoch extends it": (
+        replaced(session_state._Epoch, "_intervals", _ignores_rows_of_the_epoch),
+        f"{_TESTS}/test_engine_session_state.py",
+    ),
+    "of windows with a step the first one with rows is left out": (
+        replaced(window_assigners, "closing_cumulative_windows", _begins_with_rows),
+        f"{_TESTS}/test_engine_cumulative_windows.py",
+    ),
+    "rows of a window of rows are counted anew in each call": (
+        replaced(row_window_state._Portion, "_numbers", _counts_from_the_call),
+        f"{_TESTS}/test_engine_row_window_state.py",
     ),
 }
 """Name -> (mutant, the file of the tests that have to find it)."""

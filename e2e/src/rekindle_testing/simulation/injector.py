@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rekindle_testing.simulation.cluster import OPERATORS, SimulatedCluster
-from rekindle_testing.simulation.faults import EVICTS_GATED, Fault, FaultKind
+from rekindle_testing.simulation.faults import EVICTS_GATED, FaultKind, SimulatedFault
 from rekindle_testing.simulation.lending import Borrowing
 from rekindle_testing.simulation.network import API, SINKS, STORE
 from rekindle_testing.simulation.pod import TaskPod
@@ -38,7 +38,7 @@ _API_FAULTS = frozenset(
 )
 
 
-class Injector:
+class SimulatedInjector:
     """Begins and ends faults in a cluster. `log` gets a line for each. `silent`: the names of the
     nodes and tasks whose fault stays."""
 
@@ -48,16 +48,16 @@ class Injector:
         self._log = log
         self.silent: set[str] = set()
 
-    def plan(self, faults: Sequence[Fault]) -> None:
+    def plan(self, faults: Sequence[SimulatedFault]) -> None:
         for fault in faults:
             self._scheduler.after(fault.at, partial(self._begin, fault))
 
     @staticmethod
-    def ends_at(faults: Sequence[Fault]) -> float:
+    def ends_at(faults: Sequence[SimulatedFault]) -> float:
         """A fault that stays is over as soon as it has begun."""
         return max((f.at + (0.0 if f.stays else f.seconds) for f in faults), default=0.0)
 
-    def _begin(self, fault: Fault) -> None:
+    def _begin(self, fault: SimulatedFault) -> None:
         what, end = self._inject(fault)
         self._log(f"{fault.kind} for {fault.duration}: {what}")
         if fault.stays:
@@ -83,7 +83,7 @@ class Injector:
             return [cluster.api_faults]
         return [cluster.api_faults, cluster.call_faults] if kind in _API_FAULTS else []
 
-    def _inject(self, fault: Fault) -> Injected:
+    def _inject(self, fault: SimulatedFault) -> Injected:
         """What it hits, and what ends it."""
         injected = (
             self._inject_into_task(fault)
@@ -93,7 +93,7 @@ class Injector:
         )
         return injected or ("nothing there", None)
 
-    def _inject_into_task(self, fault: Fault) -> Injected | None:
+    def _inject_into_task(self, fault: SimulatedFault) -> Injected | None:
         slots = sorted(self._cluster.pods, key=lambda s: s.key)
         if not slots:
             return None
@@ -136,7 +136,7 @@ class Injector:
                 return self._inject_into_lending(fault)
         return None
 
-    def _inject_wrong_result(self, fault: Fault) -> Injected:
+    def _inject_wrong_result(self, fault: SimulatedFault) -> Injected:
         """`other` chooses what the replica computes if it computes the epoch again."""
         cluster, slots = self._cluster, Borrowing(self._cluster).replaceable()
         cluster.watch_wrong_results(self._log)
@@ -148,7 +148,7 @@ class Injector:
         what = f"{pod.slot.key} incarnation {pod.incarnation}, {pod.wrong_result.recurrence.name}"
         return what, None
 
-    def _inject_into_lending(self, fault: Fault) -> Injected:
+    def _inject_into_lending(self, fault: SimulatedFault) -> Injected:
         """Lose a replica that has a partner; then let one party fail: the partner that lends its
         state to the new pod, or that pod."""
         cluster, parties = self._cluster, Borrowing(self._cluster)
@@ -200,7 +200,7 @@ class Injector:
                 coordinator.restart()
         return nothing
 
-    def _inject_into_node(self, fault: Fault) -> Injected | None:
+    def _inject_into_node(self, fault: SimulatedFault) -> Injected | None:
         cluster = self._cluster
         nodes = [n for n in cluster.nodes.values() if n.up]
         node = nodes[fault.target % len(nodes)]
@@ -224,7 +224,7 @@ class Injector:
                 return node.name, node.kubelet.thaw
         return None
 
-    def _inject_into_network(self, fault: Fault) -> Injected | None:
+    def _inject_into_network(self, fault: SimulatedFault) -> Injected | None:
         network = self._cluster.network
         nodes = [n.name for n in self._cluster.nodes.values() if n.up]
         node, other = nodes[fault.target % len(nodes)], nodes[fault.other % len(nodes)]
@@ -242,7 +242,7 @@ class Injector:
                 return f"{other} to {node}", self._disconnect([(other, node)])
         return None
 
-    def _inject_into_control_plane(self, fault: Fault) -> Injected | None:
+    def _inject_into_control_plane(self, fault: SimulatedFault) -> Injected | None:
         cluster, server = self._cluster, self._cluster.server
         match fault.kind:
             case FaultKind.STORE_DOWN:
@@ -273,7 +273,7 @@ class Injector:
                 return host, None
         return self._inject_into_coordinator(fault) or self._inject_into_operator(fault)
 
-    def _inject_into_coordinator(self, fault: Fault) -> Injected | None:
+    def _inject_into_coordinator(self, fault: SimulatedFault) -> Injected | None:
         coordinator = self._cluster.coordinator
         if coordinator is None:
             return None
@@ -289,7 +289,7 @@ class Injector:
                 return str(coordinator.fence), coordinator.thaw
         return None
 
-    def _inject_into_operator(self, fault: Fault) -> Injected | None:
+    def _inject_into_operator(self, fault: SimulatedFault) -> Injected | None:
         leader = self._cluster.leader
         if leader is None:
             return None

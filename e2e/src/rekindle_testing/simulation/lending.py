@@ -20,7 +20,7 @@ from rekindle.task.state import TaskState
 from rekindle.topology.model import Slot
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import Network, Refused, Reply, TimedOut
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
@@ -44,12 +44,12 @@ class Unreadable(Exception):
     """The lender could not read its disk; it may succeed the next time."""
 
 
-class LentState:
+class SimulatedLentState:
     """What one process of a task fetches of a partner's state, and what it lends."""
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         scheduler: Scheduler,
         network: Network,
         core: TaskCore,

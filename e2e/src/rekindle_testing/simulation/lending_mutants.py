@@ -12,7 +12,7 @@ from rekindle.coordinator.core import desired_state
 from rekindle.coordinator.core.desired_state import DesiredState
 from rekindle.coordinator.tasks.lending import Lending
 from rekindle.task.core.lending import LendingCore
-from rekindle_testing.simulation.lending import LentRequest, LentState
+from rekindle_testing.simulation.lending import LentRequest, SimulatedLentState
 from rekindle_testing.simulation.planting import Mutant, replaced
 
 
@@ -62,7 +62,7 @@ def _another_epoch(requested: Any) -> Any:
 def _newest_when_read(read: Any) -> Any:
     """What is lent goes on with the lender."""
 
-    def wrong(self: LentState, request: LentRequest, reply: Any) -> None:
+    def wrong(self: SimulatedLentState, request: LentRequest, reply: Any) -> None:
         parts = self._core.parts
         read(self, request, lambda found: reply(found and parts and parts.loop.state))
 
@@ -85,5 +85,7 @@ LENDING_MUTANTS: Mapping[str, Mutant] = {
         Lending, "restore_point", _any_epoch_is_restored
     ),
     "a state is lent under another epoch": replaced(LendingCore, "requested", _another_epoch),
-    "what is lent changes while it is read": replaced(LentState, "_read", _newest_when_read),
+    "what is lent changes while it is read": replaced(
+        SimulatedLentState, "_read", _newest_when_read
+    ),
 }

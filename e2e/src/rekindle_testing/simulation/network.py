@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 STORE, SINKS, API = "store", "sinks", "api"
 """The hosts outside the cluster's nodes."""
@@ -24,7 +24,7 @@ class Server(Protocol):
     """What listens at a host. `serve` calls `reply` once, sooner or later, or never."""
 
     @property
-    def process(self) -> Process | None: ...
+    def process(self) -> SimulatedProcess | None: ...
 
     def serve(self, request: Any, reply: Reply) -> None: ...
 
@@ -110,7 +110,7 @@ class Network:
 
     def call(
         self,
-        caller: Process,
+        caller: SimulatedProcess,
         host: str,
         request: Any,
         ended: Callable[[Any], None],

@@ -10,7 +10,7 @@ from rekindle.streams.epochs import NO_EPOCH, BatchKind
 from rekindle.streams.live_history import LiveHistory, Position
 from rekindle.streams.wire import LivePosition, LiveReport
 from rekindle_testing.simulation.disk import Disk
-from rekindle_testing.simulation.reading import READ_EPOCHS, OutputItem, ReadRequest
+from rekindle_testing.simulation.reading import READ_EPOCHS, OutputItem, SimulatedRead
 
 Found = tuple[tuple[OutputItem, ...], LivePosition | None]
 
@@ -63,7 +63,7 @@ class SimulatedOutput:
         readable = self._history.attempts()
         self._branches = {a: b for a, b in self._branches.items() if a in readable}
 
-    def read(self, request: ReadRequest) -> Found | None:
+    def read(self, request: SimulatedRead) -> Found | None:
         """What follows the position of a live request, and where its reader goes on; None if the
         log no longer has it."""
         at, disk, history = request.live, self._disk, self._history

@@ -11,7 +11,7 @@ from rekindle_testing.simulation.coordinator import CoordinatorProcess, Coordina
 from rekindle_testing.simulation.disk import Disk
 from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.task import TaskBoot
 from rekindle_testing.simulation.wrong_results import WrongResult
@@ -24,7 +24,7 @@ class Boot(Protocol):
     """The process of one container."""
 
     @property
-    def process(self) -> Process: ...
+    def process(self) -> SimulatedProcess: ...
     @property
     def is_ready(self) -> bool: ...
     def serve(self, request: Any, reply: Reply) -> None: ...
@@ -38,7 +38,7 @@ class SimulatedPod(ABC, Generic[B]):
     starts it."""
 
     def __init__(
-        self, kubelet: Process, network: Network, name: str, uid: str, address: str
+        self, kubelet: SimulatedProcess, network: Network, name: str, uid: str, address: str
     ) -> None:
         self.name = name
         self.uid = uid
@@ -57,7 +57,7 @@ class SimulatedPod(ABC, Generic[B]):
     def make_boot(self) -> B: ...
 
     @property
-    def process(self) -> Process | None:
+    def process(self) -> SimulatedProcess | None:
         return self.boot.process if self.boot is not None else None
 
     @property
@@ -131,7 +131,7 @@ class TaskPod(SimulatedPod[TaskBoot]):
     def __init__(
         self,
         surroundings: Surroundings,
-        kubelet: Process,
+        kubelet: SimulatedProcess,
         name: str,
         uid: str,
         slot: Slot,
@@ -173,7 +173,7 @@ class CoordinatorPod(SimulatedPod[CoordinatorProcess]):
     def __init__(
         self,
         surroundings: CoordinatorSurroundings,
-        kubelet: Process,
+        kubelet: SimulatedProcess,
         name: str,
         uid: str,
         fence: int,

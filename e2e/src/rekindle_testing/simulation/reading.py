@@ -24,7 +24,7 @@ from rekindle.streams.replica_choice import FAILURE_MEMORY_S, DeliverEpochs, Swi
 from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.reader_checks import ReaderChecks
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.values import rows_of, watermark_of
 
 READ_EPOCHS = 16
@@ -33,7 +33,7 @@ _LEAST_WAIT_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRequest:
+class SimulatedRead:
     """Of a reader: epochs from a number on, of one incarnation; `live`: of all kinds, after a
     position."""
 
@@ -80,7 +80,7 @@ class SimulatedReader:
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         network: Network,
         subscription: Subscription,
         epoch_interval_s: float,
@@ -176,7 +176,7 @@ class SimulatedReader:
             self._listener.ended()
 
         host = call.address.rpartition(":")[0]
-        request = ReadRequest(call.incarnation, call.epoch, call.position)
+        request = SimulatedRead(call.incarnation, call.epoch, call.position)
         self._network.call(self._process, host, request, ended, call.timeout_s)
 
     def _ended(self, call: ReadEpochs, result: ReadReply | Refused | TimedOut) -> None:

@@ -18,12 +18,12 @@ from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster
 from rekindle_testing.simulation.coverage import Cell, counted
 from rekindle_testing.simulation.faults import (
-    Fault,
+    SimulatedFault,
     draw_faults,
     draw_input_faults,
     draw_wrong_results,
 )
-from rekindle_testing.simulation.injector import Injector
+from rekindle_testing.simulation.injector import SimulatedInjector
 from rekindle_testing.simulation.kube.objects import (
     ADDED,
     DELETED,
@@ -65,14 +65,14 @@ _UNCHANGED_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SimulationOutcome:
     """`failure`: the violated invariant, or what is not done; None if all is well. `seconds`: from
     the end of the last fault until all was done. `appended`, `written`, `tentative`: epochs;
     `moved`: states that were lent. `cells`: how often each event happened in each state of the
     transition tables."""
 
     seed: int
-    faults: Sequence[Fault]
+    faults: Sequence[SimulatedFault]
     variant: Variant
     failure: str | None
     seconds: float
@@ -84,7 +84,7 @@ class Outcome:
     lines: Sequence[str]
 
 
-def wrong_results(seed: int) -> Sequence[Fault]:
+def wrong_results(seed: int) -> Sequence[SimulatedFault]:
     """The wrong results of a seed; most have none."""
     random = Random(f"wrong results {seed}")
     return draw_wrong_results(random) if random.random() < _WRONG_RESULTS else ()
@@ -94,7 +94,10 @@ class Simulation:
     """`lines`: what happened. `faults`, `variant`: those of the seed if None."""
 
     def __init__(
-        self, seed: int, faults: Sequence[Fault] | None = None, variant: Variant | None = None
+        self,
+        seed: int,
+        faults: Sequence[SimulatedFault] | None = None,
+        variant: Variant | None = None,
     ) -> None:
         random = Random(f"plan {seed}")
         # One generator for each subject: a new draw for one does not change the others.
@@ -130,7 +133,7 @@ class Simulation:
             _WRONG_CLOCK_S if has_wrong_clocks else 0.0,
         )
         self.cluster.server.observers.append(self._log_pods)
-        self._injector = Injector(self.cluster, self._log)
+        self._injector = SimulatedInjector(self.cluster, self._log)
         self._injector.plan(self.faults)
 
     def _log_pods(self, plural: str, event: ApiEvent) -> None:
@@ -142,7 +145,7 @@ class Simulation:
     def _log(self, text: str) -> None:
         self.lines.append(f"{self.scheduler.now:7.2f}  {text}")
 
-    def run(self) -> Outcome:
+    def run(self) -> SimulationOutcome:
         failure, done_after = None, 0.0
         logger = logging.getLogger("rekindle_operator")
         errors, level = OperatorErrors(self.cluster.fail), logger.level
@@ -165,7 +168,7 @@ class Simulation:
         if failure is not None:
             self._log(failure)
         checks = self.cluster.checks
-        return Outcome(
+        return SimulationOutcome(
             self.seed,
             self.faults,
             self.variant,
@@ -181,7 +184,7 @@ class Simulation:
 
     def _run(self) -> tuple[str | None, float]:
         """What fails in the end, and how long it took until all was done."""
-        self.scheduler.run_until(Injector.ends_at(self.faults))
+        self.scheduler.run_until(SimulatedInjector.ends_at(self.faults))
         self._log("nothing fails any more")
         self.scheduler.after(_WRONG_RESULTS_BEGIN_S, self.cluster.end_wrong_results)
         healed_at = self.scheduler.now
@@ -313,13 +316,13 @@ def _is_successor(pod: Json) -> bool:
 
 
 def simulate(
-    seed: int, faults: Sequence[Fault] | None = None, variant: Variant | None = None
-) -> Outcome:
+    seed: int, faults: Sequence[SimulatedFault] | None = None, variant: Variant | None = None
+) -> SimulationOutcome:
     """`faults`, `variant`: those of the seed if None."""
     return Simulation(seed, faults, variant).run()
 
 
-def shrink(outcome: Outcome) -> Outcome:
+def shrink(outcome: SimulationOutcome) -> SimulationOutcome:
     """The same failure with fewer faults: each is left out as long as it still fails."""
     best, index = outcome, 0
     while index < len(best.faults):

@@ -37,7 +37,7 @@ class Scheduler:
         self.now = end
 
 
-class Process:
+class SimulatedProcess:
     """Something that runs on a host of the network. A frozen one does nothing until it is thawed,
     and then all that it has missed, in order: it does not know that time has passed."""
 

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rekindle.consistency.states import ConsistencyEvent
 from rekindle.coordinator.agreement.disputes import DisputeEvent, DisputePhase
 from rekindle.protocol import ConsistencyState
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_testing.simulation.coverage import Cell
-from rekindle_testing.simulation.faults import Fault, FaultKind
-from rekindle_testing.simulation.run import Outcome, simulate
+from rekindle_testing.simulation.faults import FaultKind, SimulatedFault
+from rekindle_testing.simulation.run import SimulationOutcome, simulate
 from rekindle_testing.simulation.topologies import CHAIN, DIAMOND, Variant
 from rekindle_testing.simulation.wrong_results import Recurrence
 
@@ -30,13 +29,15 @@ class Schedule:
     happened."""
 
     cell: Cell
-    faults: Sequence[Fault]
+    faults: Sequence[SimulatedFault]
     variant: Variant
     first_seed: int = 0
 
 
-def _fault(kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0) -> Fault:
-    return Fault(at, kind, target, other, seconds)
+def _fault(
+    kind: FaultKind, at: float, seconds: float, target: int = 0, other: int = 0
+) -> SimulatedFault:
+    return SimulatedFault(at, kind, target, other, seconds)
 
 
 _REPEATED = list(Recurrence).index(Recurrence.REPEATED)  # `other` of a wrong result
@@ -48,7 +49,7 @@ _TENTATIVE = Variant(CHAIN, max_delay_s=2.0)
 
 SCHEDULES: Mapping[str, Schedule] = {
     "a refusal that comes too late": Schedule(
-        ("consistency", ConsistencyState.STABLE, ConsistencyEvent.PARTNER_REFUSED),
+        ("consistency", ConsistencyState.STABLE, "partner_refused"),
         [  # Without answers both replicas begin to correct; when the coordinator goes on, one is
             # done, and the slow one refuses what it was asked for long ago.
             _AWAY,
@@ -58,7 +59,7 @@ SCHEDULES: Mapping[str, Schedule] = {
         _TENTATIVE,
     ),
     "a tentative epoch that fails during a correction": Schedule(
-        ("consistency", ConsistencyState.STABILIZATION, ConsistencyEvent.MAX_DELAY_CHANGED),
+        ("consistency", ConsistencyState.STABILIZATION, "max_delay_changed"),
         [
             _AWAY,
             *(_fault(FaultKind.SLOW_TASK, 34.0, 20.0, reader) for reader in _READERS),
@@ -91,10 +92,10 @@ SCHEDULES: Mapping[str, Schedule] = {
 """What leads to a transition that random faults hardly ever lead to, by what happens."""
 
 
-def run_schedule(name: str) -> list[Outcome]:
+def run_schedule(name: str) -> list[SimulationOutcome]:
     """The outcomes of its seeds up to the first one that fails, or in which the transition has
     happened; of 40 at most."""
-    schedule, outcomes = SCHEDULES[name], list[Outcome]()
+    schedule, outcomes = SCHEDULES[name], list[SimulationOutcome]()
     for seed in range(schedule.first_seed, schedule.first_seed + _MAX_SEEDS):
         outcomes.append(outcome := simulate(seed, schedule.faults, schedule.variant))
         if outcome.failure is not None or outcome.cells.get(schedule.cell):

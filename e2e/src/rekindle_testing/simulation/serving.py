@@ -14,23 +14,23 @@ from rekindle_testing.simulation.reading import (
     READ_EPOCHS,
     OutputItem,
     ReadReply,
-    ReadRequest,
+    SimulatedRead,
 )
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 
 
 class LogServer:
     """`head`: the newest epoch that the inputs have released. `output`: of a task whose output may
     be tentative."""
 
-    def __init__(self, process: Process, disk: Disk, head: Callable[[], int]) -> None:
+    def __init__(self, process: SimulatedProcess, disk: Disk, head: Callable[[], int]) -> None:
         self.output: SimulatedOutput | None = None
         self._process = process
         self._disk = disk
         self._head = head
         self._waiting: list[Callable[[], bool]] = []
 
-    def serve(self, request: ReadRequest, reply: Reply) -> None:
+    def serve(self, request: SimulatedRead, reply: Reply) -> None:
         answered: list[bool] = []
         before = self._reported()
 
@@ -72,7 +72,7 @@ class LogServer:
         report = self.output.report
         return report.state, report.newest_tentative > self._disk.last, report.corrected_through
 
-    def _reply_to(self, request: ReadRequest) -> ReadReply | None:
+    def _reply_to(self, request: SimulatedRead) -> ReadReply | None:
         """None while there is nothing new."""
         log, first = self._disk, request.from_epoch
         if request.live is not None and self.output is not None:

@@ -8,7 +8,7 @@ from rekindle.engine.bounds import CallBounds, CallBuilder
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.source import released_epoch, released_in_s
 from rekindle.topology.model import Partition
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.values import rows_of, source_value, source_watermark
 
 _LEAST_WAIT_S = 0.001
@@ -20,7 +20,7 @@ class SimulatedSource:
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         partition: Partition,
         next_epoch: int,
         clock: Callable[[], float],

@@ -21,7 +21,7 @@ from rekindle.topology.model import Partition
 from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 from rekindle_testing.simulation.values import FoldedState, hash_of
 
 _CALL_S = (0.002, 0.06)
@@ -37,7 +37,7 @@ class Outside:
 
     def __init__(self, scheduler: Scheduler, host: str) -> None:
         self.host = host
-        self.process: Process | None = Process(scheduler, host)
+        self.process: SimulatedProcess | None = SimulatedProcess(scheduler, host)
         self.down = OverlappingFaults()
         self._scheduler = scheduler
 
@@ -51,7 +51,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class StoredState:
+class StoredEntry:
     state: TaskState
     saved_at: float
 
@@ -61,7 +61,7 @@ class SimulatedStore(Outside):
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, STORE)
-        self.entries: dict[str, StoredState] = {}
+        self.entries: dict[str, StoredEntry] = {}
         self.manifests: dict[int, tuple[Manifest, float]] = {}
         self._saves = 0
 
@@ -76,7 +76,7 @@ class SimulatedStore(Outside):
         digest = hash_of(operators.fold).ljust(16, "0")
         token = f"{self._saves:012x}"
         name = entry_name(partition.segment, partition.index, state.epoch, digest, token)
-        self.entries[name] = StoredState(state, self._scheduler.now)
+        self.entries[name] = StoredEntry(state, self._scheduler.now)
         return EntryRef(epoch=state.epoch, object=name, digest=digest, bytes=100)
 
     def load(self, name: str) -> TaskState | None:

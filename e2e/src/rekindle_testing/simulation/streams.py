@@ -19,7 +19,7 @@ from rekindle.task.core.upstreams import UpstreamReports
 from rekindle.topology.model import Segment
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.reading import Listener, SimulatedReader
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 
 READ_AHEAD_BYTES = 1 << 20
 _EARLY_EVENTS = 64
@@ -42,7 +42,7 @@ class SimulatedStreams:
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         network: Network,
         segment: Segment,
         partition: int,

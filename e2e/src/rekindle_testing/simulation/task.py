@@ -72,10 +72,10 @@ from rekindle.task.core.task import TaskCore
 from rekindle.task.process import TaskProcess
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition, partition_of
-from rekindle_testing.simulation.lending import LentRequest, LentState
+from rekindle_testing.simulation.lending import LentRequest, SimulatedLentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
-from rekindle_testing.simulation.reading import ReadRequest
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.reading import SimulatedRead
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.serving import LogServer
 from rekindle_testing.simulation.sink_calls import SinkCalls
 from rekindle_testing.simulation.source import SimulatedSource
@@ -99,7 +99,7 @@ _TAKE_TIMEOUT_S = 0.25
 _STORE_TIMEOUT_S = 5.0
 
 
-TaskRequest = PollRequest | ReadRequest | LentRequest
+TaskRequest = PollRequest | SimulatedRead | LentRequest
 
 
 class TaskBoot:
@@ -109,7 +109,7 @@ class TaskBoot:
         scheduler = surroundings.scheduler
         self.pod = pod
         self.partition: Partition = partition_of(pod.slot)
-        self.process = Process(scheduler, pod.address)
+        self.process = SimulatedProcess(scheduler, pod.address)
         self._around = surroundings
         self._scheduler = scheduler
         self._disk = pod.disk
@@ -124,12 +124,7 @@ class TaskBoot:
         self._log_server = LogServer(self.process, self._disk, self._head)
         self._sinks = SinkCalls(self, surroundings)
         slot = pod.slot
-        ref = TaskRef(
-            segment=slot.segment,
-            partition=slot.partition,
-            replica=slot.replica,
-            incarnation=pod.incarnation,
-        )
+        ref = TaskRef.of(slot, pod.incarnation)
         consistency = self._consistency(ref)
         self.core = TaskCore(
             TaskSettings(
@@ -147,7 +142,7 @@ class TaskBoot:
         self._running = TaskProcess(
             self.core, self._perform, self.tentative.stepped, lambda: scheduler.now
         )
-        self._lent = LentState(
+        self._lent = SimulatedLentState(
             self.process, scheduler, surroundings.network, self.core, self.step, self._disk
         )
         self.process.every(_TICK_S, self._tick)
@@ -194,7 +189,7 @@ class TaskBoot:
                 self._serve_poll(request, reply)
             case _ if self.core.parts is None:
                 reply(Refused())
-            case ReadRequest(incarnation=incarnation):
+            case SimulatedRead(incarnation=incarnation):
                 if incarnation not in (None, self.pod.incarnation):
                     reply(Refused())
                 else:

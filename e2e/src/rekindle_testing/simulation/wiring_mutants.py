@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from rekindle.task.core.parts import Sinks
-from rekindle.task.core.supervisor import SupervisorCore
+from rekindle.task.core.supervisor import SupervisorCore, TruncateLog
 from rekindle.task.core.task import TaskCore
 from rekindle_testing.simulation.planting import Mutant, replaced
 
 
-def _truncates_at_the_floor(durable: Any) -> Any:
-    return lambda self: []
+def _truncates_what_sinks_have(truncate: Any) -> Any:
+    """Whatever restarts and readers need."""
+
+    def wrong(self: TaskCore) -> list[Any]:
+        durable = [core.next_epoch - 1 for core in self._sink_cores()]
+        return [*truncate(self), TruncateLog(min(durable))] if durable else truncate(self)
+
+    return wrong
 
 
 def _wakes_no_sink(log_grew: Any) -> Any:
@@ -29,8 +35,8 @@ def _forgets_the_limit(start: Any) -> Any:
 
 
 WIRING_MUTANTS: Mapping[str, Mutant] = {
-    "a log is truncated although its sinks have not written it": replaced(
-        TaskCore, "_durable", _truncates_at_the_floor
+    "a log is truncated as far as its sinks have written": replaced(
+        TaskCore, "_truncate", _truncates_what_sinks_have
     ),
     "sinks do not learn that the log grew": replaced(TaskCore, "_log_grew", _wakes_no_sink),
     "a task saves checkpoints that another replica saves": replaced(

@@ -18,7 +18,7 @@ from rekindle_testing.simulation.silence import Silence
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.cluster import SimulatedCluster
-    from rekindle_testing.simulation.kube.node import Node
+    from rekindle_testing.simulation.kube.node import SimulatedNode
 
 _OBSERVED_EVERY_S, _PHASES_EVERY_S = 0.25, 0.1
 _DECIDED_S = 1.5
@@ -129,14 +129,14 @@ class WorkingPods:
         is_connected = self._network.is_connected(coordinator.address, pod.address)
         return is_connected and (can_report or responds_to_probes)
 
-    def _responds_to_probes(self, node: Node) -> bool:
+    def _responds_to_probes(self, node: SimulatedNode) -> bool:
         kubelet = node.kubelet
         return not (kubelet.dead or kubelet.frozen) and all(
             self._network.is_connected(operator, kubelet.host)
             for operator in self._cluster.operators
         )
 
-    def _node(self, pod: SimulatedPod[Any]) -> Node:
+    def _node(self, pod: SimulatedPod[Any]) -> SimulatedNode:
         return self._cluster.nodes[self._network.node_of[pod.address]]
 
 

@@ -33,7 +33,7 @@ _BEHIND_EPOCHS = 12
 
 
 @dataclass(slots=True)
-class Difference:
+class WrongValues:
     """Wrong values of a partition, until none is left of it or of what reads it. `first`: their
     lowest epoch; `found_by`: the boot of the coordinator that has found them; it must not forget
     that."""
@@ -54,7 +54,7 @@ class WrongResultGuarantees:
         self.happened = 0
         self.may_stay_wrong: set[Partition] = set()
         self.faulty: dict[Partition, list[TaskPod]] = {}
-        self.differences: dict[Partition, Difference] = {}
+        self.differences: dict[Partition, WrongValues] = {}
         self.ready: tuple[object, float] | None = None
         self._cluster = cluster
         self._scheduler = cluster.scheduler
@@ -92,7 +92,7 @@ class WrongResultGuarantees:
         """A wrong value is in a log."""
         partition = partition_of(pod.slot)
         self._were_wrong.add(pod.uid)
-        found = self.differences.setdefault(partition, Difference(epoch))
+        found = self.differences.setdefault(partition, WrongValues(epoch))
         found.first = min(epoch, found.first)
         if pod.boot is not None and partition in self.faulty:
             self._wrong_boots[pod.boot.core.status.boot_id] = pod

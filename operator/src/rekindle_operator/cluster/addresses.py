@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from rekindle_operator.cluster.model import Endpoint, NodeView, PodView
+from rekindle_operator.cluster.model import NodeView, PodEndpoint, PodView
 
 
 def without_reused_kubelet_addresses(nodes: Sequence[NodeView]) -> tuple[NodeView, ...]:
@@ -19,7 +19,7 @@ def without_reused_kubelet_addresses(nodes: Sequence[NodeView]) -> tuple[NodeVie
     used = [node.kubelet for node in nodes if node.kubelet is not None]
     if len(set(used)) == len(used):
         return tuple(nodes)
-    newest: dict[Endpoint, NodeView] = {}
+    newest: dict[PodEndpoint, NodeView] = {}
     for node in sorted(nodes, key=lambda n: n.created_at):
         if node.kubelet is not None:
             newest[node.kubelet] = node

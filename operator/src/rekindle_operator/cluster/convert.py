@@ -20,11 +20,11 @@ from rekindle_operator.cluster.containers import (
     sidecar_failure,
 )
 from rekindle_operator.cluster.model import (
-    Endpoint,
     GenerationRecordView,
     LeaseView,
     NodeView,
     OwnedView,
+    PodEndpoint,
     PodView,
     Taint,
     Toleration,
@@ -178,11 +178,11 @@ def node_view(raw: Json) -> NodeView:
     )
 
 
-def _kubelet(status: Json) -> Endpoint | None:
+def _kubelet(status: Json) -> PodEndpoint | None:
     addresses: Iterable[Json] = status.get("addresses") or ()
     host = next((str(a["address"]) for a in addresses if a["type"] == "InternalIP"), None)
     port = ((status.get("daemonEndpoints") or {}).get("kubeletEndpoint") or {}).get("Port")
-    return Endpoint(host, int(port)) if host and port else None
+    return PodEndpoint(host, int(port)) if host and port else None
 
 
 def lease_view(raw: Json, seen_at: float) -> LeaseView:

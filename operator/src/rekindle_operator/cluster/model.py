@@ -54,7 +54,7 @@ class Toleration:
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class PodEndpoint:
     host: str
     port: int
 
@@ -70,7 +70,7 @@ class NodeView:
     taints: tuple[Taint, ...]
     labels: Mapping[str, str]
     allocatable: ResourceAmounts
-    kubelet: Endpoint | None = None  # as its status reports it
+    kubelet: PodEndpoint | None = None  # as its status reports it
     created_at: float = 0.0  # by an API server's clock
 
     @property

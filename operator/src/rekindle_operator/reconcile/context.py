@@ -47,7 +47,7 @@ from rekindle_operator.resources.common import Manifest, generation_record, reco
 from rekindle_operator.resources.coordinator import coordinator_pod, coordinator_template_digest
 from rekindle_operator.resources.owned import is_as_wanted, owned_objects, token_of
 from rekindle_operator.resources.task import task_pod, task_template_digest
-from rekindle_operator.settings import PodDefaults, Settings, Timing
+from rekindle_operator.settings import OperatorSettings, PodDefaults, Timing
 from rekindle_operator.tokens import TokenDigests
 from rekindle_operator.topology_status import TopologyStatus
 
@@ -63,7 +63,7 @@ class PassInputs:
     snapshot: Snapshot
     losses: LossAssessment
     now: float
-    settings: Settings
+    settings: OperatorSettings
 
     @property
     def timing(self) -> Timing:

@@ -89,7 +89,7 @@ from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.misfits import NodeCapacity
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -119,17 +119,19 @@ class TopologyNeeds:
     coordinator: CoordinatorReplacement
 
 
-def reconcile(snapshot: Snapshot, now: float, settings: Settings | None = None) -> list[Action]:
+def reconcile(
+    snapshot: Snapshot, now: float, settings: OperatorSettings | None = None
+) -> list[Action]:
     """`now`: seconds since 1970, by the clock of the times in the snapshot."""
     return [scheduled.action for scheduled in schedule(reconcile_all(snapshot, now, settings))]
 
 
 def reconcile_all(
-    snapshot: Snapshot, now: float, settings: Settings | None = None
+    snapshot: Snapshot, now: float, settings: OperatorSettings | None = None
 ) -> list[TopologyActions]:
     """The same, by topology. An error of one does not affect the others."""
     # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
-    settings = settings or Settings()
+    settings = settings or OperatorSettings()
     compiled_specs.start_pass()
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)

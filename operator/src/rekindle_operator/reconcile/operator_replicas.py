@@ -15,7 +15,7 @@ from rekindle_operator.cluster.model import PodView, Snapshot
 from rekindle_operator.reconcile.actions import DeletePod
 from rekindle_operator.recovery.kubelets import responds_now
 from rekindle_operator.recovery.losses import LossAssessment
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 
 # The scheduler may choose a dead node again for as long as its status is Ready. The only sign
 # that such a node is lost, if it never had a task or a replica, is that its kubelet does not accept
@@ -26,7 +26,7 @@ _NOT_READY_S = 10.0
 
 
 def delete_lost_operator_replicas(
-    snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
+    snapshot: Snapshot, losses: LossAssessment, now: float, settings: OperatorSettings
 ) -> list[DeletePod]:
     """To be deleted, so that the Deployment creates new ones. An age counts from when this process
     saw the pod get its node."""
@@ -41,7 +41,7 @@ def delete_lost_operator_replicas(
 
 
 def _silently_not_ready(
-    snapshot: Snapshot, losses: LossAssessment, now: float, settings: Settings
+    snapshot: Snapshot, losses: LossAssessment, now: float, settings: OperatorSettings
 ) -> frozenset[str]:
     """Nodes that have been NotReady for a while, and whose kubelets do not respond or are not
     probed. Empty if no other node could take a replica, or while it is not certain that NotReady
@@ -72,7 +72,7 @@ def _why_lost(pod: PodView, losses: LossAssessment, not_ready: Set[str], age_s: 
     return ""
 
 
-def _is_peer(pod: PodView, settings: Settings) -> bool:
+def _is_peer(pod: PodView, settings: OperatorSettings) -> bool:
     """Another replica of the same Helm release; never this process, even if its node counts as
     lost."""
     return (

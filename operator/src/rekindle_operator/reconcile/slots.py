@@ -27,7 +27,7 @@ from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPh
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
 from rekindle_operator.recovery.start_failures import StartFailures
 from rekindle_operator.resources.task import task_template_digest
-from rekindle_operator.settings import Settings
+from rekindle_operator.settings import OperatorSettings
 from rekindle_operator.topology_status import QueryState, TopologyPhase
 
 MAX_FAILED_CREATES = 2  # attempts; a quota may refuse the first until this pass has deleted pods
@@ -255,7 +255,7 @@ def _used_by_removed_slots(context: ReconcileContext, slots: Iterable[Slot]) -> 
 
 
 def _template_digests(
-    running: CompiledGeneration, segments: Mapping[str, Segment], settings: Settings
+    running: CompiledGeneration, segments: Mapping[str, Segment], settings: OperatorSettings
 ) -> Callable[[str], str]:
     """The template digest of pods of a segment that would be created now; computed on demand."""
 

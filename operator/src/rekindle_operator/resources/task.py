@@ -16,6 +16,7 @@ from rekindle.protocol import CONTROL_PORT, STREAM_PORT
 from rekindle.quantities import parse_quantity
 from rekindle.topology.model import Segment, Slot, Topology
 from rekindle.topology.resources import task_limits
+from rekindle.topology.spec import SourceSpec
 from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     DATA_MOUNT,
@@ -104,6 +105,9 @@ def task_template_digest(
     if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
         parts["consistency"] = [topology.spec.max_delay, availability]
+    first = topology.nodes[segment.nodes[0]].spec
+    if isinstance(first, SourceSpec) and (applied := first.kind[1].applied_to_new_pods):
+        parts["source"] = applied
     return digest_of_parts(parts)
 
 

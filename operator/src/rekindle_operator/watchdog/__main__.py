@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from rekindle import names
-from rekindle_operator.election import Candidate, ElectionTiming, Span
+from rekindle_operator.election import CallSpan, Candidate, ElectionTiming
 from rekindle_operator.lease import lease_path, read_lease
 from rekindle_operator.logs import set_up_logging
 from rekindle_operator.watchdog.api import ApiServer, find_access, kubelet_responds, pod_responds
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WatchdogSettings:
     """The release that it watches, and how."""
 
     namespace: str
@@ -49,8 +49,8 @@ class Settings:
     timing: WatchdogTiming = field(default_factory=WatchdogTiming)
 
 
-def read_settings(env: Mapping[str, str]) -> Settings:
-    return Settings(
+def read_settings(env: Mapping[str, str]) -> WatchdogSettings:
+    return WatchdogSettings(
         namespace=env["REKINDLE_OPERATOR_NAMESPACE"],
         helm_release=env["REKINDLE_RELEASE"],
         lease=env["REKINDLE_LEASE_NAME"],
@@ -63,7 +63,7 @@ class Watchdog:
     def __init__(
         self,
         api: ApiServer,
-        settings: Settings,
+        settings: WatchdogSettings,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._api = api
@@ -110,9 +110,9 @@ class Watchdog:
         try:
             status, raw = self._api.call("GET", path + ("?resourceVersion=0" if cached else ""))
         except (OSError, http.client.HTTPException):
-            self._lease = self._lease.after_failure(Span(began, self._clock()))
+            self._lease = self._lease.after_failure(CallSpan(began, self._clock()))
             raise
-        span = Span(began, self._clock())
+        span = CallSpan(began, self._clock())
         if status not in (200, 404):
             logger.warning("the Lease cannot be read: HTTP %d %s", status, raw.get("message", ""))
             self._lease = self._lease.after_failure(span)

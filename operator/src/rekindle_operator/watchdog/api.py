@@ -21,7 +21,7 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class WatchdogAccess:
     """How to reach the API server, and as whom."""
 
     url: str
@@ -29,18 +29,18 @@ class Access:
     token: Path | None = None  # read for each call, since the kubelet replaces it
 
 
-def find_access(env: Mapping[str, str]) -> Access:
+def find_access(env: Mapping[str, str]) -> WatchdogAccess:
     """From the pod's environment and ServiceAccount."""
     host, port = env["KUBERNETES_SERVICE_HOST"], env.get("KUBERNETES_SERVICE_PORT", "443")
     host = f"[{host}]" if ":" in host else host
     tls = ssl.create_default_context(cafile=str(_SERVICE_ACCOUNT / "ca.crt"))
-    return Access(f"https://{host}:{port}", tls, _SERVICE_ACCOUNT / "token")
+    return WatchdogAccess(f"https://{host}:{port}", tls, _SERVICE_ACCOUNT / "token")
 
 
 class ApiServer:
     """Calls raise OSError or HTTPException if there is no response in time."""
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: WatchdogAccess) -> None:
         self._access = access
         self._connection: http.client.HTTPConnection | None = None
 

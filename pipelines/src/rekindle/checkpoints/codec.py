@@ -8,6 +8,8 @@ Pure. Names contain all that garbage collection needs to know of an object witho
   logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
   sources/<operator id of the source>.json
       the files that a source was first read from; never deleted
+  cuts/<operator id of the source>/<partition>/<first epoch>.json
+      what epochs of a live source contain
 
 The digest of an entry is of its state, however that is laid out; of a state object, of its bytes.
 The token is unique for each writer: equal content that is saved twice has two objects, so that a
@@ -33,7 +35,8 @@ from rekindle.checkpoints.manifest import (
     QueryStart,
 )
 from rekindle.objects import to_json
-from rekindle.protocol import EntryRef
+from rekindle.protocol import EntryRef, TaskRef
+from rekindle.topology.model import Slot, partition_of
 
 FORMAT = 3
 """Of manifests and entries. Incremented when older releases would misread them, but not for an
@@ -61,6 +64,7 @@ _STATE = re.compile(
 _LOG = re.compile(
     r"logs/(?P<segment>[^/]+)/(?P<partition>\d+)/(?P<replica>\d+)-(?P<incarnation>\d+)/[^/]+"
 )
+_CUT = re.compile(r"(?P<chain>cuts/[^/]+/\d+/)(?P<first>\d{12})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,25 +82,6 @@ class CheckpointName:
         return f"{self.segment}/{self.partition}"
 
 
-@dataclass(frozen=True, slots=True)
-class SpilledLogName:
-    """The parts of the name of a spilled file of an output log."""
-
-    segment: str
-    partition: int
-    replica: int
-    incarnation: int
-
-    @property
-    def key(self) -> str:
-        """The key in Manifest.entries."""
-        return f"{self.segment}/{self.partition}"
-
-    @property
-    def prefix(self) -> str:
-        return f"logs/{self.key}/{self.replica}-{self.incarnation}/"
-
-
 def manifest_name(seq: int) -> str:
     return f"manifests/{seq:012d}.json"
 
@@ -110,6 +95,22 @@ def input_identity_name(source: str) -> str:
     """The object with the files that a source was first read from
     (`rekindle.connectors.input_identity`). `source`: its operator id."""
     return f"sources/{source}.json"
+
+
+def cuts_prefix(source: str, partition: int) -> str:
+    """Of the cut records of a partition of a live source; `source`: its operator id."""
+    return f"cuts/{source}/{partition}/"
+
+
+def cut_name(source: str, partition: int, first: int) -> str:
+    """`first`: the first epoch that the record defines (`rekindle.connectors.cut_records`)."""
+    return f"{cuts_prefix(source, partition)}{first:012d}.json"
+
+
+def parse_cut_name(name: str) -> tuple[str, int] | None:
+    """The prefix of a cut record, and the first epoch that it defines."""
+    match = _CUT.fullmatch(name)
+    return (match["chain"], int(match["first"])) if match else None
 
 
 def entry_name(segment: str, partition: int, epoch: int, digest: str, token: str) -> str:
@@ -134,12 +135,18 @@ def digest_of(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
-def parse_log_name(name: str) -> SpilledLogName | None:
+def log_prefix(task: TaskRef) -> str:
+    """Begin of the names of spilled files of its output log."""
+    return f"logs/{partition_of(task.slot).key}/{task.replica}-{task.incarnation}/"
+
+
+def parse_log_name(name: str) -> TaskRef | None:
+    """The task whose log a spilled file is of."""
     match = _LOG.fullmatch(name)
     if match is None:
         return None
     partition, replica, incarnation = map(int, match.group("partition", "replica", "incarnation"))
-    return SpilledLogName(match["segment"], partition, replica, incarnation)
+    return TaskRef.of(Slot(match["segment"], partition, replica), incarnation)
 
 
 def _checkpoint_name(match: re.Match[str] | None) -> CheckpointName | None:

@@ -34,7 +34,7 @@ class ApiUnavailable(RekindleError):
     """The API server did not respond in time, or had an error that passes; a retry may succeed."""
 
 
-class ApiError(RekindleError):
+class KubernetesError(RekindleError):
     """The API server returned the HTTP error `status`."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -76,10 +76,10 @@ class ClusterReader:
     def topology(self, name: str) -> Json:
         try:
             return self._get(_TOPOLOGIES.format(namespace=self.namespace, name=name))
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status != 404:
                 raise
-            raise ApiError(
+            raise KubernetesError(
                 404,
                 f"there is no StreamTopology {name} in namespace {self.namespace} "
                 f"(`kubectl get streamtopologies -A` lists all)",
@@ -118,7 +118,7 @@ class ClusterReader:
             return base64.b64decode(found).decode()
         derived = token and Identity(token=base64.b64decode(token).decode()).reader_token
         if not derived:
-            raise ApiError(404, f"Secret {name} has no key {names.READER_TOKEN_KEY}")
+            raise KubernetesError(404, f"Secret {name} has no key {names.READER_TOKEN_KEY}")
         return derived
 
     def nodes(self) -> list[Json]:
@@ -127,7 +127,7 @@ class ClusterReader:
     def _list(self, path: str, *query: tuple[str, str]) -> list[Json]:
         try:
             return list(self._get(path, query).get("items") or ())
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status in (401, 403):
                 return []
             raise
@@ -153,7 +153,7 @@ class ClusterReader:
             # It is busy (429), or it or a proxy before it has failed.
             if response.status == 429 or response.status >= 500:
                 raise ApiUnavailable(message)
-            raise ApiError(response.status, message)
+            raise KubernetesError(response.status, message)
         return dict(json.loads(text))
 
 

@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rekindle.cli.option_types import number_from, path
+from rekindle.cli.option_types import not_empty, number_from, path
 from rekindle.cli.topology_file import add_file_argument, read_file
 from rekindle.errors import InvalidTopology, RekindleError
 
@@ -55,6 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="read files sources from this directory, by file name and, if that is ambiguous, "
         "parent directories (default: from their own URLs)",
+    )
+    parser.add_argument(
+        "--cuts",
+        type=not_empty,
+        metavar="STORE/UID",
+        help="read live sources (kafka) in the epochs that a topology has recorded: its checkpoint "
+        "store and its UID",
     )
     parser.add_argument(
         "--output",
@@ -123,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
                 output=args.output,
                 overwrite=args.overwrite,
                 input=args.input,
+                cuts=args.cuts,
                 until_epoch=args.until_epoch,
                 epochs_per_call=args.epochs_per_job,
                 spark=SparkOptions(args.master, log, cache_root(os.environ) / ARCHIVE_DIRECTORY),

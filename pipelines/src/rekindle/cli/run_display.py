@@ -28,7 +28,7 @@ from rekindle.cli.formatting import readable_duration
 from rekindle.cli.run_input import describe_input
 from rekindle.connectors.json_writer import encode_lines
 from rekindle.errors import RekindleError
-from rekindle.reference import Progress, ReferenceResult, RunEvent, SourcesOpened, SparkStarting
+from rekindle.reference import ReferenceResult, RunEvent, RunProgress, SourcesOpened, SparkStarting
 
 _LINE_EVERY_S = 5.0
 _UNWRAPPED_CHARS = 10_000
@@ -68,7 +68,7 @@ def describe_start(event: SourcesOpened | SparkStarting, topology: str, log: Pat
             assert_never(event)
 
 
-def time_left_s(progress: Progress) -> float | None:
+def time_left_s(progress: RunProgress) -> float | None:
     """Estimated from the epochs done; None before the first."""
     done, left = progress.epoch + 1, progress.last_epoch - progress.epoch
     return progress.seconds * left / done if done > 0 and progress.seconds > 0 else None
@@ -82,7 +82,7 @@ class Lines:
         self._printed_s = -_LINE_EVERY_S
 
     def report(self, event: RunEvent) -> None:
-        if not isinstance(event, Progress):
+        if not isinstance(event, RunProgress):
             for line in describe_start(event, self._topology, self._log):
                 self._print(line)
             return
@@ -127,7 +127,7 @@ class Bars:
         self._bar.stop()
 
     def report(self, event: RunEvent) -> None:
-        if isinstance(event, Progress):
+        if isinstance(event, RunProgress):
             left_s = time_left_s(event)
             left = f"about {readable_duration(left_s)} left" if left_s else ""
             if self._task is not None:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from rekindle import names
 from rekindle.cli.kubernetes_api import (
-    ApiError,
     ApiUnavailable,
     ClusterReader,
+    KubernetesError,
     add_cluster_arguments,
     open_cluster,
 )
@@ -137,7 +137,7 @@ class QueryPods:
                 return self._found(partition)
         except ApiUnavailable as error:
             raise ReplicaUnavailable(str(error)) from error
-        except ApiError as error:
+        except KubernetesError as error:
             if error.status == 404:
                 raise
             raise ReplicaUnavailable(str(error)) from error
@@ -182,7 +182,7 @@ class QueryPods:
     def reader_token(self) -> str:
         try:
             return self._cluster.reader_token(self._topology)
-        except ApiError as error:
+        except KubernetesError as error:
             hint = f"set {TOKEN_VARIABLE} to the token (docs/read-a-stream.md#access)"
             raise RekindleError(f"the reader's token cannot be read: {error}; {hint}") from error
 

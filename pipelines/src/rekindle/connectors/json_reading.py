@@ -263,6 +263,20 @@ def _by_python(block: bytes, raw: pa.Schema, first_line: int, where: str) -> pa.
     return pa.RecordBatch.from_arrays(arrays, schema=raw)
 
 
+def value_parser(raw: pa.Schema) -> Callable[[bytes], dict[str, Any]]:
+    """Parses one object to its fields, as `pa.array` takes them. Raises ValueError,
+    RecursionError."""
+    readers = [(f.name, _reader(f.type, f.name)) for f in raw]
+
+    def parse(value: bytes) -> dict[str, Any]:
+        objects = list(_objects(value.decode("utf-8")))
+        if len(objects) != 1:
+            raise _BadValue("more than one object" if objects else "an empty value")
+        return {name: _field(objects[0], name, read) for name, read in readers}
+
+    return parse
+
+
 def _objects(text: str) -> Iterator[_Object]:
     """The objects of a line: usually one, none if it is blank."""
     at = 0

@@ -14,8 +14,14 @@ from typing import Any
 import pyarrow as pa
 
 from rekindle.connectors.epoch_ranges import Definition
+from rekindle.connectors.live_source import LiveSource
 from rekindle.connectors.sink import OpenSink, Sink, SinkContext
-from rekindle.connectors.source import OpenSource, ReplayableSource, SourceContext
+from rekindle.connectors.source import (
+    OpenLiveSource,
+    OpenSource,
+    ReplayableSource,
+    SourceContext,
+)
 from rekindle.engine.memory import MemoryPlan
 from rekindle.errors import SinkRefused, SourceFailed
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions
@@ -48,6 +54,25 @@ def open_source(
         source, node, epoch_interval_us, work_dir, memory, partition, verifies_checksums
     )
     return opener(options, context)
+
+
+def open_live_source(
+    source: SourceSpec,
+    node: Node,
+    epoch_interval_us: int,
+    work_dir: Path,
+    memory: MemoryPlan | None = None,
+    partition: int = 0,
+) -> LiveSource:
+    """A partition of a live source. `memory` limits what is planned for one epoch. Raises
+    SourceFailed."""
+    kind, options = source.kind
+    opener: OpenLiveSource | None = connector(type(options))
+    if opener is None or not options.is_live:
+        raise SourceFailed(f"source {source.name}: sources of kind {kind} are not live")
+    return opener(
+        options, SourceContext(source, node, epoch_interval_us, work_dir, memory, partition)
+    )
 
 
 def open_sink(

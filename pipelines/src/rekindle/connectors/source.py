@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from rekindle.connectors.input_identity import InputFile
+from rekindle.connectors.live_source import LiveSource
 from rekindle.engine.memory import MemoryPlan
 from rekindle.topology.model import Node
 from rekindle.topology.spec import SourceSpec
@@ -108,3 +109,6 @@ class SourceContext:
 
 OpenSource = Callable[[Any, SourceContext], ReplayableSource]
 """Opens a source with the options of its kind. Raises SourceFailed."""
+
+OpenLiveSource = Callable[[Any, SourceContext], LiveSource]
+"""Opens a source whose cuts are planned. Raises SourceFailed."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rekindle.consistency.deadlines import Deadlines
 from rekindle.consistency.inputs import ReceivedInputs
@@ -37,16 +37,9 @@ from rekindle.consistency.messages import (
     RequestPostponement,
 )
 from rekindle.consistency.partners import Partners, Permission
-from rekindle.consistency.states import ConsistencyEvent, ConsistencyState, consistency_machine
+from rekindle.consistency.states import ConsistencyState, consistency_machine
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, EpochInput
 from rekindle.streams.sunion import Channel
-
-_ARRIVED = {
-    BatchKind.STABLE: ConsistencyEvent.STABLE_ARRIVED,
-    BatchKind.TENTATIVE: ConsistencyEvent.TENTATIVE_ARRIVED,
-    BatchKind.UNDO: ConsistencyEvent.UNDO_ARRIVED,
-    BatchKind.RECONCILIATION_DONE: ConsistencyEvent.RECONCILIATION_DONE_ARRIVED,
-}
 
 
 @dataclass(slots=True)
@@ -161,7 +154,7 @@ class ConsistencyCore:
         if not self._may_be_tentative:  # then there is one state, and no epoch has a deadline
             self._inputs.receive_stable(channel, batch)
             return self._process_stable(now)
-        self.machine.step(_ARRIVED[batch.kind])
+        self.machine.step("batch_received")
         if self._inputs.receive(channel, batch, live):
             self._progress_at = now
         if batch.kind in (BatchKind.STABLE, BatchKind.TENTATIVE):
@@ -175,13 +168,14 @@ class ConsistencyCore:
     ) -> list[ConsistencyEffect]:
         """The newest stable and the newest tentative epoch that the channel's upstream can
         deliver."""
-        self.machine.step(ConsistencyEvent.UPSTREAM_REPORTED)
+        self.machine.step("upstream_reported")
         self._inputs.channels[channel].reported(stable, tentative)
         return self._decide(now)
 
     def stable_processed(self, through: int, now: float) -> list[ConsistencyEffect]:
         """The stable epochs through this one are in the log."""
-        self.machine.step(ConsistencyEvent.STABLE_PROCESSED)
+        if self._may_be_tentative:
+            self.machine.step("stable_processed")
         call, self._call = self._call, None
         if not isinstance(call, StableCall) or not self.stable_epoch < through <= call.through:
             raise InvalidInput(f"stable epoch {through} was processed, the call was {call}")
@@ -200,7 +194,7 @@ class ConsistencyCore:
 
     def tentative_processed(self, attempt: int, epoch: int, now: float) -> list[ConsistencyEffect]:
         """The tentative epoch is in the branch of its attempt."""
-        self.machine.step(ConsistencyEvent.TENTATIVE_PROCESSED)
+        self.machine.step("tentative_processed")
         call, self._call = self._call, None
         if not isinstance(call, TentativeCall) or (attempt, epoch) != (call.attempt, call.epoch):
             raise InvalidInput(f"tentative epoch {epoch} was processed, the call was {call}")
@@ -215,36 +209,36 @@ class ConsistencyCore:
         now."""
         is_stabilizing = self.state is ConsistencyState.STABILIZATION and not self._caught_up()
         promised = self._partners.requested(replica, lease_s, is_stabilizing, now)
-        self.machine.step(ConsistencyEvent.POSTPONEMENT_REQUESTED)
+        self.machine.step("postponement_requested")
         return [AnswerPartner(promised, lease_s), *self._decide(now)]
 
     def promise_ended(self, now: float) -> list[ConsistencyEffect]:
         """The partner no longer needs what was promised."""
-        self.machine.step(ConsistencyEvent.PROMISE_ENDED)
+        self.machine.step("promise_ended")
         self._partners.promise_ended()
         return self._decide(now)
 
     def partner_promised(self, lease_s: float, now: float) -> list[ConsistencyEffect]:
         """The partner serves for `lease_s` from when it was asked."""
-        self.machine.step(ConsistencyEvent.PARTNER_PROMISED)
+        self.machine.step("partner_promised")
         self._partners.promised(lease_s)
         return self._decide(now)
 
     def partner_refused(self, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(ConsistencyEvent.PARTNER_REFUSED)
+        self.machine.step("partner_refused")
         self._partners.refused(now)
         return self._decide(now)
 
     def partner_changed(self, present: bool, now: float) -> list[ConsistencyEffect]:
         """Whether there is a partner that serves readers."""
-        self.machine.step(ConsistencyEvent.PARTNER_CHANGED)
+        self.machine.step("partner_changed")
         self._partners.changed(present)
         return self._decide(now)
 
     def max_delay_changed(self, max_delay_s: float | None, now: float) -> list[ConsistencyEffect]:
         """The task begins or ends catching up, during which it is infinite. Ignored if that of the
         settings is."""
-        self.machine.step(ConsistencyEvent.MAX_DELAY_CHANGED)
+        self.machine.step("max_delay_changed")
         self._deadlines.max_delay_s = max_delay_s
         return self._decide(now)
 
@@ -300,7 +294,7 @@ class ConsistencyCore:
         return max(last, self.stable_epoch + 1)
 
     def _stabilize(self, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(ConsistencyEvent.STABILIZATION_BEGUN)
+        self.machine.step("stabilize")
         self._progress_at = now
         self._lead_s = 0.0
         self._corrected_through = self._inputs.corrected_through(
@@ -325,7 +319,7 @@ class ConsistencyCore:
         if self._call is not None:
             return effects
         if self._is_reconciled(now):
-            return [*effects, *self._end(ConsistencyEvent.RECONCILED, now)]
+            return [*effects, *self._reconcile(now)]
         if self._inputs.has_ready:
             return effects
         if self._is_interrupted() or now >= self._stalled_at():
@@ -361,12 +355,15 @@ class ConsistencyCore:
         return since + self._deadlines.wait_s
 
     def _fail_again(self, now: float) -> list[ConsistencyEffect]:
-        effects = self._end(ConsistencyEvent.INPUT_FAILED_AGAIN, now)
+        self.machine.step("fail_again")
         self._inputs.forget_reported()  # what upstreams had, but did not deliver
-        return effects
+        return self._end(now)
 
-    def _end(self, event: ConsistencyEvent, now: float) -> list[ConsistencyEffect]:
-        self.machine.step(event)
+    def _reconcile(self, now: float) -> list[ConsistencyEffect]:
+        self.machine.step("reconcile")
+        return self._end(now)
+
+    def _end(self, now: float) -> list[ConsistencyEffect]:
         self._corrected_through = None
         return [EmitReconciliationDone(self.stable_epoch), *self._end_postponement(now)]
 
@@ -419,14 +416,14 @@ class ConsistencyCore:
         complete ones; those of them that are not processed then are taken again."""
         assert isinstance(self._call, StableCall), "ProcessStable begins a stable call"
         taken = self._inputs.take(take)
-        self._call = replace(self._call, through=taken[-1].epoch)
+        self._call = StableCall(self._call.began_at, taken[-1].epoch)
         return taken
 
     def _process_tentative(self, now: float) -> list[ConsistencyEffect]:
         assert self._due is not None
         if self.state is ConsistencyState.STABLE:
             self._inputs.forget_reported()
-        self.machine.step(ConsistencyEvent.TENTATIVE_DUE)
+        self.machine.step("process_tentative")
         (epoch, due), self._due = self._due, None
         effects: list[ConsistencyEffect] = []
         fork = self._fork

@@ -130,9 +130,10 @@ class ReceivedInputs:
         after it wait again."""
         while (epoch := self._taken.popleft()).epoch < through:
             pass
-        self._ready_bytes += sum(later.memory_bytes for later in self._taken)
         while self._taken:
-            self._ready.appendleft(self._taken.pop())
+            later = self._taken.pop()
+            self._ready.appendleft(later)
+            self._ready_bytes += later.memory_bytes
         return epoch.watermark
 
     def forget_reported(self) -> None:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlglot import exp
 
-from rekindle.engine.window_state import WindowShape
+from rekindle.engine.window_state import GroupShape
 from rekindle.topology.sql.aggregates import Partial
 from rekindle.topology.sql.tokens import DIALECT, parse
 
@@ -63,7 +63,7 @@ def combine_sums(high: pa.ChunkedArray, low: pa.ChunkedArray, scale: int) -> pa.
     return kept.cast(pa.decimal128(MAX_DIGITS, scale))
 
 
-def combined_partials(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
+def combined_partials(shape: GroupShape) -> list[tuple[str, pa.DataType]]:
     """Names and types of a window's partials after combining the sums."""
     scales = dict(shape.wide_sums)
     found: list[tuple[str, pa.DataType]] = []
@@ -76,7 +76,7 @@ def combined_partials(shape: WindowShape) -> list[tuple[str, pa.DataType]]:
     return found
 
 
-def combine_all_sums(table: pa.Table, shape: WindowShape) -> pa.Table:
+def combine_all_sums(table: pa.Table, shape: GroupShape) -> pa.Table:
     """A table of partials after combining the sums."""
     for name, scale in shape.wide_sums:
         whole = combine_sums(table.column(name + HIGH), table.column(name + LOW), scale)

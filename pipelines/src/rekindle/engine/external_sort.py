@@ -18,6 +18,32 @@ from rekindle.engine.state.runs import Run, take_rows
 from rekindle.engine.state.spill import RunFiles
 
 
+class RowBuffer:
+    """Rows in the order in which they are added: in memory, and beyond the files' `buffer_bytes`
+    in mapped files. Raises DiskFull."""
+
+    def __init__(self, schema: pa.Schema, files: RunFiles | None) -> None:
+        self._schema = schema
+        self._files = files
+        self._tables: list[pa.Table] = []
+        self._in_memory: list[pa.Table] = []  # the last ones; `_bytes` is their size
+        self._bytes = 0
+
+    def add(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        self._in_memory.append(rows)
+        self._bytes += rows.nbytes
+        if self._files is not None and self._bytes > self._files.buffer_bytes:
+            whole = pa.concat_tables(self._in_memory)
+            self._tables.append(_write_mapped(self._files, whole))
+            self._in_memory, self._bytes = [], 0
+
+    def table(self) -> pa.Table:
+        tables = [*self._tables, *self._in_memory]
+        return pa.concat_tables(tables) if tables else self._schema.empty_table()
+
+
 class ExternalSort:
     """Sorts by `columns`, which identify a row, in ascending order. Raises DiskFull."""
 
@@ -36,7 +62,7 @@ class ExternalSort:
         self._tables.append(rows)
         self._bytes += rows.nbytes
         if self._files is not None and self._bytes > self._files.buffer_bytes:
-            self._mapped.append(self._write_mapped(self._files, pa.concat_tables(self._tables)))
+            self._mapped.append(_write_mapped(self._files, pa.concat_tables(self._tables)))
             self._tables, self._bytes = [], 0
 
     def sorted(self) -> pa.Table:
@@ -48,11 +74,12 @@ class ExternalSort:
         order = pc.sort_indices(rows, [(name, "ascending") for name in self._columns]).to_numpy()
         portions = min(rows.num_rows, -(-rows.nbytes // self._files.buffer_bytes))
         return pa.concat_tables(
-            self._write_mapped(self._files, take_rows(parts, chosen))
+            _write_mapped(self._files, take_rows(parts, chosen))
             for chosen in np.array_split(order, portions)
         )
 
-    def _write_mapped(self, files: RunFiles, rows: pa.Table) -> pa.Table:
-        # RunFiles accepts only Runs, but the table of a Run may have any columns.
-        (run,) = files.write(rows.schema, [Run(rows)])
-        return run.table
+
+def _write_mapped(files: RunFiles, rows: pa.Table) -> pa.Table:
+    # RunFiles accepts only Runs, but the table of a Run may have any columns.
+    (run,) = files.write(rows.schema, [Run(rows)])
+    return run.table

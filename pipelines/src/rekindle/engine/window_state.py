@@ -37,13 +37,15 @@ from rekindle.engine.state.operator import (
     chained,
     drop,
 )
-from rekindle.engine.state.panes import closing_windows, each_window, without_stale_tree_nodes
+from rekindle.engine.state.panes import each_window, without_stale_tree_nodes
 from rekindle.engine.state.runs import HASH, PANE, Merge, RunShape, int64s, sort
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import WindowAssigner
 from rekindle.exchange.hashing import hash_rows
 
 ROW_COUNT = "__n"
+ROW_ORDER = "__r"
+"""Column of a row's position in the input's order."""
 LATE = -(2**63) + 1
 """Value of `__w`, in place of a pane's start, for late rows: all their windows are closed."""
 NULL_EVENT_TIME = -(2**63) + 2
@@ -53,10 +55,9 @@ Int64s = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class WindowShape:
-    """The layout of a window operator's state."""
+class GroupShape:
+    """The layout of the aggregates of groups in an operator's state, for windows of any kind."""
 
-    assigner: WindowAssigner
     keys: tuple[pa.DataType, ...]
     partials: tuple[tuple[str, pa.DataType, Merge], ...]
     wide_sums: tuple[tuple[str, int], ...] = ()
@@ -72,9 +73,16 @@ class WindowShape:
 
     @cached_property
     def closed_schema(self) -> pa.Schema:
-        """Schema of closed windows; `__w` is the window's start."""
+        """Schema of closed windows; `__w` is what their kind makes of it."""
         kept = [field for field in self.run_shape.schema if field.name != HASH]
         return pa.schema([*kept, pa.field(EPOCH, pa.int64())])
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowShape(GroupShape):
+    """The same for windows that consist of panes."""
+
+    assigner: WindowAssigner
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +109,11 @@ def advance(
     late for that window, but is added to the windows of its pane that are still open. `files`: for
     closed windows that do not fit into memory. Raises DiskFull.
     """
-    rows, late, null_event_time = _split_dropped(shape, partials)
+    size_us = shape.assigner.panes_per_window * shape.assigner.pane_us
+    rows, late, null_event_time = split_dropped(partials, size_us)
     if rows is not None:
         rows = _of_live_panes(rows, state.first_live_pane_us)
-    ordered = None if rows is None else _by_epoch(shape, rows)
+    ordered = None if rows is None else by_epoch(shape, rows)
     closed = ExternalSort(shape.closed_schema, [EPOCH, PANE, *shape.key_names], files)
     for part in _split_call(shape, ordered, clock):
         if ordered is not None:
@@ -115,16 +124,13 @@ def advance(
     return AdvanceResult(state, closed.sorted(), late, null_event_time)
 
 
-def _split_dropped(
-    shape: WindowShape, partials: pa.Table | None
-) -> tuple[pa.Table | None, int, int]:
+def split_dropped(partials: pa.Table | None, size_us: int) -> tuple[pa.Table | None, int, int]:
     """The partials of panes, and how many rows were dropped: late rows, and rows without event
-    time. A row whose event time is so extreme that a window of it would begin or end outside of 64
-    bits is dropped, and counted, as one without event time."""
+    time. A row whose event time is so extreme that a window of it, of `size_us`, would begin or end
+    outside of 64 bits is dropped, and counted, as one without event time."""
     if partials is None or not partials.num_rows:
         return None, 0, 0
     panes, counts = partials.column(PANE).to_numpy(), partials.column(ROW_COUNT).to_numpy()
-    size_us = shape.assigner.panes_per_window * shape.assigner.pane_us
     late = panes == LATE
     untimed = ~late & ((panes < BEGIN_OF_PANES + size_us) | (panes > END_OF_PANES - size_us))
     kept = ~(late | untimed)
@@ -144,15 +150,17 @@ def _of_live_panes(rows: pa.Table, first_us: int) -> pa.Table | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows with the columns of runs, ordered by epoch; `epochs` and `panes`: those of each row."""
+class EpochRows:
+    """Rows with the columns of runs, ordered by epoch. `epochs`, `panes`: those of each row;
+    `counts`: of how many rows of the input it is the aggregate."""
 
     table: pa.Table
     epochs: Int64s
     panes: Int64s
+    counts: Int64s
 
 
-def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
+def by_epoch(shape: GroupShape, partials: pa.Table) -> EpochRows:
     epochs = int64s(partials.column(EPOCH))
     if (np.diff(epochs) < 0).any():
         order = np.argsort(epochs, kind="stable")
@@ -162,10 +170,10 @@ def _by_epoch(shape: WindowShape, partials: pa.Table) -> _Rows:
     rows = partials.select(plain.names).cast(plain).combine_chunks()
     hashes = pa.array(hash_rows(rows, shape.key_names))
     rows = rows.add_column(schema.get_field_index(HASH), schema.field(HASH), hashes)
-    return _Rows(rows, epochs, int64s(rows.column(PANE)))
+    return EpochRows(rows, epochs, int64s(rows.column(PANE)), int64s(partials.column(ROW_COUNT)))
 
 
-def _split_call(shape: WindowShape, rows: _Rows | None, clock: Clock) -> list[Clock]:
+def _split_call(shape: WindowShape, rows: EpochRows | None, clock: Clock) -> list[Clock]:
     """Divides the epochs of a call into parts. The rows of a part are appended at once, before its
     windows are closed. So a new part begins with each epoch that has a row for a pane of a window
     that an earlier epoch of the part closes. Windows of one pane have no such rows: they are
@@ -185,20 +193,22 @@ def _split_call(shape: WindowShape, rows: _Rows | None, clock: Clock) -> list[Cl
     return [clock[a:b] for a, b in pairwise([*bounds, len(clock)])]
 
 
-def _append(shape: WindowShape, state: OperatorState, rows: _Rows, part: Clock) -> OperatorState:
+def _append(
+    shape: WindowShape, state: OperatorState, rows: EpochRows, part: Clock
+) -> OperatorState:
     first = int(np.searchsorted(rows.epochs, part[0][0]))
     end = int(np.searchsorted(rows.epochs, part[-1][0], "right"))
     if first == end:
         return state
     touched = np.unique(rows.panes[first:end])
-    epochs = _sorted_epochs(rows, first, end)
+    epochs = sorted_epochs(rows, first, end)
     digest = chained(state.digest, epochs)
     tables = [table for _, table in epochs]
     state = append(state, tables[0] if len(tables) == 1 else sort(pa.concat_tables(tables)))
     return without_stale_tree_nodes(replace(state, digest=digest), touched, shape.assigner.pane_us)
 
 
-def _sorted_epochs(rows: _Rows, first: int, end: int) -> list[tuple[int, pa.Table]]:
+def sorted_epochs(rows: EpochRows, first: int, end: int) -> list[tuple[int, pa.Table]]:
     """The rows of each epoch between two rows, in the order of runs."""
     starts = np.flatnonzero(np.diff(rows.epochs[first:end])) + first + 1
     return [
@@ -214,19 +224,23 @@ def _close(
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
-    pane_us, count = shape.assigner.pane_us, shape.assigner.panes_per_window
+    assigner = shape.assigner
+    pane_us, count = assigner.pane_us, assigner.panes_per_window
     before, after = part[0][1], part[-1][2]
-    first_panes = closing_windows(state.panes, pane_us, count, before, after)
-    first_panes = first_panes[first_panes >= -(-state.first_live_pane_us // pane_us)]
-    if not len(first_panes):
+    first_panes, counts = assigner.closing(state.panes, before, after)
+    live = first_panes >= -(-state.first_live_pane_us // pane_us)
+    if not live.any():
         return state
+    first_panes, counts = first_panes[live], None if counts is None else counts[live]
     watermarks_after = np.array([w for _, _, w in part], dtype=np.int64)
     epochs = np.array([e for e, _, _ in part], dtype=np.int64)
 
     def add_closed(rows: pa.Table) -> None:
-        ends = shape.assigner.ends(int64s(rows.column(PANE)))
+        _, ends = assigner.bounds(int64s(rows.column(PANE)))
         closing = epochs[np.searchsorted(watermarks_after, ends, side="left")]
         add(rows.drop_columns([HASH]).append_column(EPOCH, pa.array(closing)))
 
-    state = each_window(shape.run_shape, state, pane_us, count, first_panes, add_closed, files)
-    return drop(state, max(BEGIN_OF_PANES, after - pane_us * count + 1))
+    state = each_window(
+        shape.run_shape, state, pane_us, count, first_panes, add_closed, files, counts
+    )
+    return drop(state, max(BEGIN_OF_PANES, assigner.first_live(after)))

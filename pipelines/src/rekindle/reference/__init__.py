@@ -4,9 +4,9 @@ from rekindle.reference.rewrite import redirect
 from rekindle.reference.run import (
     EPOCHS_PER_CALL,
     OpenedSource,
-    Progress,
     ReferenceResult,
     RunEvent,
+    RunProgress,
     SourcesOpened,
     SparkOptions,
     SparkStarting,
@@ -16,9 +16,9 @@ from rekindle.reference.run import (
 __all__ = [
     "EPOCHS_PER_CALL",
     "OpenedSource",
-    "Progress",
     "ReferenceResult",
     "RunEvent",
+    "RunProgress",
     "SourcesOpened",
     "SparkOptions",
     "SparkStarting",

@@ -36,6 +36,7 @@ from rekindle.reference.execute import (
     call_inputs,
     last_epoch_to_run,
 )
+from rekindle.reference.live import open_recorded
 from rekindle.reference.overlap import prefetch, set_on_error, write_behind
 from rekindle.reference.rewrite import redirect
 from rekindle.streams.epochs import NO_EPOCH
@@ -93,7 +94,7 @@ class SparkStarting:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunProgress:
     """Reported after each call: `rows` read from the sources so far, in `seconds`."""
 
     epoch: int
@@ -102,7 +103,7 @@ class Progress:
     seconds: float
 
 
-RunEvent = SourcesOpened | SparkStarting | Progress
+RunEvent = SourcesOpened | SparkStarting | RunProgress
 OnRunEvent = Callable[[RunEvent], None]
 
 
@@ -127,6 +128,7 @@ def run_reference(
     output: Path | None,
     overwrite: bool = False,
     input: Path | None = None,
+    cuts: str | None = None,
     until_epoch: int | None = None,
     epochs_per_call: int = EPOCHS_PER_CALL,
     spark: SparkOptions = SparkOptions(),
@@ -139,7 +141,8 @@ def run_reference(
     `output`, `input`: see `redirect`; without `output` the queries' own sinks are written. Sinks
     with output of an earlier run are refused: files are never replaced, so the result would mix two
     runs; with `overwrite` it is deleted. `on_rows`: see `Execution`. `make_chain`: replaces Spark's
-    chains (tests). Raises InvalidTopology, RekindleError.
+    chains (tests). `cuts`: URL of a topology's objects in a checkpoint store, `<store>/<uid>`; live
+    sources have the epochs that are recorded there. Raises InvalidTopology, RekindleError.
     """
     if not _LOCAL_MASTER.fullmatch(spark.master):
         raise RekindleError(
@@ -151,7 +154,7 @@ def run_reference(
     )
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rekindle-run-")))
-        sources = _open_sources(topology, work, stack)
+        sources = _open_sources(topology, work, cuts, stack)
         last = last_epoch_to_run(sources, until_epoch)
         if overwrite:
             _remove_output(topology, output)
@@ -172,9 +175,9 @@ def run_reference(
             for call in calls:
                 write(execution.run_call(call))
                 reported, rows = call.epochs[-1], rows + call.rows
-                on_event(Progress(reported, last, rows, time.monotonic() - started))
+                on_event(RunProgress(reported, last, rows, time.monotonic() - started))
         if reported < last:
-            on_event(Progress(last, last, rows, time.monotonic() - started))
+            on_event(RunProgress(last, last, rows, time.monotonic() - started))
         seconds = time.monotonic() - started
     urls = _output_urls(topology)
     return ReferenceResult(
@@ -189,15 +192,18 @@ def run_reference(
 
 
 def _open_sources(
-    topology: Topology, work: Path, stack: contextlib.ExitStack
+    topology: Topology, work: Path, cuts: str | None, stack: contextlib.ExitStack
 ) -> dict[SourcePartition, ReplayableSource]:
-    sources = {}
+    sources: dict[SourcePartition, ReplayableSource] = {}
     for segment in topology.segments:
         if segment.is_source:
             node = topology.nodes[segment.nodes[0]]
             if not isinstance(node.spec, SourceSpec):
                 raise TypeError(f"segment {segment.name} starts with {node.name}, not a source")
             interval = topology.spec.epoch_interval
+            if node.spec.kind[1].is_live:
+                sources |= open_recorded(node, node.spec, interval, work, cuts, stack)
+                continue
             for partition in range(node.partitions):
                 # Each row is cut once, and the last cut checks that no file has changed.
                 source = open_source(

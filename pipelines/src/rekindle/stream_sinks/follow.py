@@ -144,7 +144,7 @@ class ReplicaStates:
         return len(self._preferred) if report.behind else self._preferred.index(report.state)
 
 
-class PartitionReader:
+class PartitionFollower:
     """Which replica of a partition is read, and from where."""
 
     def __init__(
@@ -356,7 +356,7 @@ class _Readers:
             missing = set(range(partitions)) - self._partitions
             self._partitions |= missing
         for partition in sorted(missing):
-            reader = PartitionReader(partition, ticket, self._find_all, self._read)
+            reader = PartitionFollower(partition, ticket, self._find_all, self._read)
             threading.Thread(target=self._run, args=(reader,), daemon=True).start()
 
     def _find_all(self, partition: int) -> FoundReplicas:
@@ -371,7 +371,7 @@ class _Readers:
         )
         return found
 
-    def _run(self, reader: PartitionReader) -> None:
+    def _run(self, reader: PartitionFollower) -> None:
         try:
             while not reader.ended and not self.stopping.is_set():
                 failed = False

@@ -20,7 +20,7 @@ from rekindle.errors import BelowFloor
 from rekindle.protocol import ConsistencyState
 from rekindle.stream_sinks.cursor import Control, Cursor
 from rekindle.stream_sinks.spilled import SpilledReads, TooManySpilledReads
-from rekindle.stream_sinks.ticket import LivePosition, Ticket
+from rekindle.stream_sinks.ticket import Ticket, TicketPosition
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
 from rekindle.streams.live_history import Position, Span
 from rekindle.streams.live_output import LiveOutput
@@ -105,7 +105,7 @@ class ServedQuery:
             self._changes += 1
             self._changed.notify_all()
 
-    def wait(self, call: Call, timeout_s: float) -> None:
+    def wait(self, call: ReadCall, timeout_s: float) -> None:
         """Wait until there is something for a call, or something else has happened."""
         with self._changed:
             before = self._changes
@@ -114,7 +114,7 @@ class ServedQuery:
                 self._changed.wait_for(lambda: self._changes != before, timeout_s)
 
 
-class Call:
+class ReadCall:
     """The messages of one call. Raises BelowFloor if the next epoch is no longer kept."""
 
     def __init__(self, served: ServedQuery, ticket: Ticket) -> None:
@@ -277,7 +277,7 @@ class Call:
         output, position = self._output, self._position
         at = None
         if output is not None and position is not None:
-            at = LivePosition(output.boot, position.span, position.epoch)
+            at = TicketPosition(output.boot, position.span, position.epoch)
         ticket = replace(
             self._ticket, partition=self._served.log.partition, cursor=self._cursor, at=at
         )

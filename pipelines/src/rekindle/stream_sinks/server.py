@@ -24,7 +24,7 @@ import pyarrow.flight as flight
 
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.identity import Identity
-from rekindle.stream_sinks.reading import Call, Message, ServedQuery
+from rekindle.stream_sinks.reading import Message, ReadCall, ServedQuery
 from rekindle.stream_sinks.ticket import Ticket, parse_ticket
 
 MAX_CALLS = 128
@@ -163,7 +163,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         _check(served, asked)
         peer = context.peer().rpartition(":")[0]
         self._calls.begin(peer)
-        messages = self._messages(Call(served, asked), served, asked.wait_s, peer)
+        messages = self._messages(ReadCall(served, asked), served, asked.wait_s, peer)
         first = next(messages)  # before the response begins: what is refused is an error
         return flight.GeneratorStream(served.log.schema, _encoded(first, messages))
 
@@ -176,7 +176,7 @@ class _Flight(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no 
         return found
 
     def _messages(
-        self, call: Call, served: ServedQuery, wait_s: float, peer: str
+        self, call: ReadCall, served: ServedQuery, wait_s: float, peer: str
     ) -> Iterator[Message]:
         try:
             served.wait(call, wait_s)

@@ -26,7 +26,7 @@ _FIELDS = frozenset((*_WRITTEN, "at", "held", "correcting"))
 
 
 @dataclass(frozen=True, slots=True)
-class LivePosition:
+class TicketPosition:
     """A position in the output of the process `boot`: `rekindle.streams.live_history.Position`."""
 
     boot: str
@@ -42,7 +42,7 @@ class Ticket:
     partition: int | None = None
     cursor: Cursor | None = None
     tentative: bool = False
-    at: LivePosition | None = None
+    at: TicketPosition | None = None
     max_bytes: int = MAX_BYTES
     wait_s: float = MAX_WAIT_S
 
@@ -89,7 +89,7 @@ def parse_ticket(content: bytes) -> Ticket:
     if at is not None:
         if not (isinstance(at, list) and len(at) == 3 and isinstance(at[0], str)):
             raise ValueError("at in a ticket is that of an earlier message")
-        at = LivePosition(at[0], _whole(at[1], "at"), _whole(at[2], "at"))
+        at = TicketPosition(at[0], _whole(at[1], "at"), _whole(at[2], "at"))
     max_bytes = _number(message, "max_bytes")
     return Ticket(
         message["query"],

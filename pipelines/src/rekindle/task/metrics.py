@@ -98,12 +98,14 @@ class TaskCollector(Collector):
 
     def _dropped_rows(self) -> Metric:
         labels = [*self._labels, "operator", "reason"]
-        text = "Rows that windows dropped since the task was restored"
+        text = "Rows that windows or sources dropped since the task was restored"
         counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
         for operator, rows in self._core.status.dropped.items():
             # The label `untimed`: rows whose event time is NULL.
             for reason, count in (("late", rows.late), ("untimed", rows.null_event_time)):
                 counter.add_metric([*self._labels.values(), operator, reason], count)
+        for source, count in self._core.status.bad_records.items():
+            counter.add_metric([*self._labels.values(), source, "bad"], count)
         return counter
 
     def _gauge(self, name: str, text: str, value: float, **labels: str) -> Metric:

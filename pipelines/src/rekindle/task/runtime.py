@@ -82,7 +82,6 @@ from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
 from rekindle.task.engine_calls import EngineCalls, EngineParts
 from rekindle.task.fence import FenceFile
-from rekindle.task.inputs import SourceInputs
 from rekindle.task.lending import StateLender
 from rekindle.task.metrics import make_registry
 from rekindle.task.poll_handler import PollHandler
@@ -365,7 +364,7 @@ class TaskRuntime:
             EngineParts(
                 started.chain,
                 log,
-                source=inputs if isinstance(inputs, SourceInputs) else None,
+                source=None if isinstance(inputs, StreamInputs) else inputs,
                 engine=self.engine,
                 call_size_file=self._call_size_file,
                 earlier=earlier,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.connectors.registry import open_source
-from rekindle.connectors.source import ReplayableSource
+from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
+from rekindle.connectors.registry import open_live_source, open_source
+from rekindle.connectors.source import EventTimes, ReplayableSource
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
@@ -37,6 +38,7 @@ from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import SourceInputs
+from rekindle.task.live_inputs import LiveInputs
 from rekindle.task.process import TaskProcess
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
@@ -56,7 +58,7 @@ class Prepared:
     """Arguments of the epoch loop after the start."""
 
     state: TaskState
-    inputs: SourceInputs | StreamInputs
+    inputs: SourceInputs | LiveInputs | StreamInputs
     chain: Chain
     log: OutputLog
     earlier: EarlierBoots
@@ -84,12 +86,12 @@ class Startup:
         self._begin = begin
         self._upstreams: Sequence[Upstream] = ()
         self._state: TaskState | None = None
-        self.inputs: SourceInputs | StreamInputs | None = None
+        self.inputs: SourceInputs | LiveInputs | StreamInputs | None = None
         """Once they are open."""
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
         self._begun_windows: tuple[BegunWindow, ...] = ()
-        self._source: ReplayableSource | None = None
+        self._source: ReplayableSource | LiveInputs | None = None
         self.fetch: Fetch | None = None
         """Of the restored state; None if nothing has to be fetched."""
 
@@ -107,10 +109,11 @@ class Startup:
     def event_times(self, epochs: Sequence[int]) -> dict[int, tuple[int, int]]:
         """Newest event time and watermark of the source, if the task has opened one; called by any
         thread."""
-        if self._source is None:
+        source = self._source
+        if source is None:
             return {}
-        times = ((epoch, self._source.event_times(epoch)) for epoch in epochs)
-        return {epoch: (found.newest_us, found.watermark) for epoch, found in times}
+        times = ((epoch, source.event_times(epoch)) for epoch in epochs)
+        return {epoch: (found.newest_us, found.watermark) for epoch, found in times if found}
 
     def perform(self, step: StartCall | CompleteStart) -> None:
         """Raises the error that prevents the start."""
@@ -158,9 +161,11 @@ class Startup:
                 self.inputs = self._subscribe(self._restored())
                 self.inputs.route(self._upstreams)
             return None
+        is_live = node.spec.kind[1].is_live
+        open_inputs = self._open_live_source if is_live else self._open_source
         try:
             with self._calls.during(f"opening source {node.name}"):
-                self.inputs = self._open_source(node, node.spec, self._restored())
+                self.inputs = open_inputs(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
             wrong = node.name if isinstance(error, SchemaMismatch) else None
             return TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
@@ -184,8 +189,18 @@ class Startup:
 
     def _bound(self, begun: BegunWindow) -> int:
         """The event time through which a window lacks rows."""
-        own = self.event_times([epoch for epoch, _ in begun.own])
-        return max([begun.after_us, *(own[epoch][0] + added_us for epoch, added_us in begun.own)])
+        own = ((self._event_times(epoch), added_us) for epoch, added_us in begun.own)
+        return max([begun.after_us, *(times.newest_us + added_us for times, added_us in own)])
+
+    def _event_times(self, epoch: int) -> EventTimes:
+        """Of the own source, through an epoch that it had before the task's."""
+        assert self._source is not None, "the inputs are open"
+        if not isinstance(self._source, LiveInputs):
+            return self._source.event_times(epoch)
+        found = self._source.read_event_times(epoch)
+        if found is None:
+            raise CutsOvertaken(f"the record of epoch {epoch} of the source is gone")
+        return found
 
     def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
         log = self._open_log(chain)
@@ -227,6 +242,38 @@ class Startup:
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
         )
+
+    def _open_live_source(self, node: Node, spec: SourceSpec, state: TaskState) -> LiveInputs:
+        config, times = self._config, spec.event_time
+        own = config.ref.partition
+        partitions = (own, *(p for p in range(node.partitions) if p != own))
+        records = [self._store.cuts(node, partition) for partition in partitions]
+        idle_us = times.idle_after if times else None
+        rule = WatermarkRule(
+            times.lateness if times else 0,
+            None if idle_us is None else max(1, idle_us // config.epoch_interval_us),
+        )
+        source = open_live_source(
+            spec,
+            node,
+            config.epoch_interval_us,
+            config.data / "source",
+            config.memory,
+            config.ref.partition,
+        )
+        self._source = LiveInputs(
+            source,
+            records,
+            PlannedCuts(state.epoch + 1, rule),
+            state.epoch + 1,
+            state.watermark,
+            name=node.name,
+            origin_us=config.origin_us,
+            epoch_interval_us=config.epoch_interval_us,
+            read_ahead_bytes=config.memory.read_ahead_bytes,
+        )
+        self._process.core.status.bad_records = self._source.bad_records
+        return self._source
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config

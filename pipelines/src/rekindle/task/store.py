@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import logging
 
-from rekindle.checkpoints.codec import CheckpointName, SpilledLogName, input_identity_name
+from rekindle.checkpoints.codec import CheckpointName, input_identity_name, log_prefix
+from rekindle.checkpoints.cuts import CutObjects
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.manifest import Entry
@@ -46,9 +47,7 @@ class TaskStore:
         self._store: Store | None = None
         self._states: StateStore | None = None
         self._lender: StateStore | None = None
-        ref = config.ref
-        spilled = SpilledLogName(ref.segment, ref.partition, ref.replica, ref.incarnation)
-        self.spill_prefix = f"{config.uid}/{spilled.prefix}"
+        self.spill_prefix = f"{config.uid}/{log_prefix(config.ref)}"
 
     def restore(self, point: RestorePoint) -> tuple[TaskState, Fetch | None]:
         """State and watermark at a restore point; empty if it has no object. The state's runs are
@@ -117,6 +116,10 @@ class TaskStore:
                 "earlier epochs could not be computed again. Restore the original files, or read "
                 "the new ones with a source of another name"
             )
+
+    def cuts(self, source: Node, partition: int) -> CutObjects:
+        """The cut records of a partition of a live source. Raises StoreError."""
+        return CutObjects(self._open_store(), self._config.uid, source.id, partition)
 
     def put(self, name: str, data: bytes) -> None:
         self._open_store().put(name, data)

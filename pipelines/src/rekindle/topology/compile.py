@@ -80,6 +80,10 @@ def _nodes(spec: TopologySpec, derived: DerivedStreams) -> dict[str, Node]:
 
 def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[str]) -> str:
     definition = node.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    if isinstance(node, SourceSpec):
+        kind, options = node.kind
+        for name in options.not_in_id:
+            definition[kind].pop(options.name_of(name), None)
     schema = stream.schema if isinstance(node, SourceSpec) else None
     return _digest(
         {

@@ -56,7 +56,11 @@ def load_spec(data: Any) -> TopologySpec:
     try:
         return TopologySpec.model_validate(data, context=DURATION_UNITS_REQUIRED)
     except ValidationError as error:
-        problems = [_problem(e) for e in error.errors(include_url=False)]
+        errors = error.errors(include_url=False)
+        misnamed = {e["loc"][:-1] for e in errors if e["type"] == "invalid_key"}
+        # A required field that seems to be missing there is the one with the wrong name.
+        errors = [e for e in errors if e["type"] != "missing" or e["loc"][:-1] not in misnamed]
+        problems = [_problem(e) for e in errors]
     rest = problems_of_parsed_fields(data, [p.path for p in problems])
     raise InvalidTopology(problems + rest)
 
@@ -104,9 +108,10 @@ def _problem(error: ErrorDetails) -> Problem:
     path = field_path(error["loc"])
     message = re.sub(r"^Value error, ", "", error["msg"])
     shown = _as_written(error["input"])
-    if error["loc"][-1:] == ("[key]",):
+    if error["type"] == "invalid_key" or error["loc"][-1:] == ("[key]",):
         what = f"a field is called {shown}: YAML reads on, off, yes and no as true and false"
-        return Problem(field_path(error["loc"][:-2]), "InvalidValue", what, "write it in quotes")
+        parent = error["loc"][:-1] if error["type"] == "invalid_key" else error["loc"][:-2]
+        return Problem(field_path(parent), "InvalidValue", what, "write it in quotes")
     match error["type"]:
         case "extra_forbidden":
             field = str(error["loc"][-1])

@@ -18,8 +18,9 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_va
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
+from rekindle.topology.kinds.kafka import KafkaSourceSpec
 from rekindle.topology.kinds.stream import StreamSinkSpec
-from rekindle.topology.kinds.unsupported import UnsupportedSink, UnsupportedSource
+from rekindle.topology.kinds.unsupported import UnsupportedSink
 from rekindle.topology.units import SECOND, parse_duration, parse_size
 
 DURATION_UNITS_REQUIRED: Final = {"units_required": True}
@@ -124,7 +125,8 @@ class EventTimeSpec(Spec):
     """How much older than the newest row a row may be. Windows close this much later.
     [Counted from epoch to epoch](topology.md#late-rows)."""
     idle_after: Duration | None = None
-    """Time after which a source without rows no longer holds windows open."""
+    """Time after which a partition of a topic without rows no longer holds windows open; only for
+    `kafka`."""
 
 
 class SourceSpec(Spec):
@@ -139,11 +141,11 @@ class SourceSpec(Spec):
     """Rows of files."""
     generator: GeneratorSourceSpec | None = None
     """Generated rows, the same in every run."""
-    kafka: UnsupportedSource | None = None
+    kafka: KafkaSourceSpec | None = None
     """Rows of a Kafka topic."""
     partitions: int = Field(1, ge=1)
     """Number of partitions, which [share the rows](topology.md#partitions-of-a-source); more than 1
-    only for `files`."""
+    only for `files` and `kafka`."""
     replicas: int | None = Field(None, ge=1)
     """Replaces `spec.replicas` for this source."""
     resources: dict[str, Any] | None = None
@@ -168,6 +170,9 @@ class WindowSpec(Spec):
     slide: Duration | None = None
     """A window begins each `slide`; `size` is a multiple of it. Without it, windows do not
     overlap."""
+    step: Duration | None = None
+    """Windows that begin together, each `size`: the first one is a `step` long, each next one a
+    `step` longer, up to `size`, which is a multiple of it."""
     session: Duration | None = None
     """A window ends after this time without rows of its group."""
     rows: int | None = None
@@ -178,6 +183,26 @@ class WindowSpec(Spec):
     """Columns by which rows are grouped."""
     aggregate: str
     """List of [aggregates](topology.md#window): `count(*) AS flights, avg(delay) AS delay`."""
+
+
+class JoinSpec(Spec):
+    type: Literal["Inner", "Left", "Right", "Full", "Semi", "Anti"] = "Inner"
+    """Which rows are written: pairs that match (`Inner`), rows of the first input that match one
+    (`Semi`). *Not yet*: the others, which write rows of an input that match none."""
+    on: str
+    """[Condition](topology.md#join) over both inputs, with at least one equality:
+    `orders.id = payments.order_id AND payments.amount > 0`."""
+    within: Duration | None = None
+    """How far apart the event times of two rows may be, in both directions."""
+    before: Duration | None = None
+    """How much earlier than the first row the second one may be; with `after`, in place of
+    `within`."""
+    after: Duration | None = None
+    """How much later than the first row the second one may be."""
+    select: str | None = None
+    """Columns of the output: `orders.*, payments.amount`. Without it all columns of both."""
+    when_missing: Literal["EmitMatches", "Block"] = "EmitMatches"
+    """What is written while an input is missing: pairs that match, or nothing."""
 
 
 class OperatorCheckpointSpec(Spec):
@@ -208,8 +233,8 @@ class OperatorSpec(Spec):
     """[Row by row](topology.md#sql): `SELECT ... FROM input WHERE ...`."""
     window: WindowSpec | None = None
     """[Aggregates](topology.md#window) over windows of event time."""
-    join: dict[str, Any] | None = None
-    """Rows of two inputs that match."""
+    join: JoinSpec | None = None
+    """[Rows of two inputs](topology.md#join) that match."""
     distinct: dict[str, Any] | None = None
     """Rows with keys that have not occurred before."""
     python: dict[str, Any] | None = None

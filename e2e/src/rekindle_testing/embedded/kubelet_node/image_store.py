@@ -24,7 +24,7 @@ from rekindle_testing.embedded.kubelet_node.errors import KubeletNodeError
 from rekindle_testing.embedded.kubelet_node.image_archive import fingerprint
 from rekindle_testing.embedded.kubelet_node.images import pause_archive
 from rekindle_testing.embedded.kubelet_node.network import child_of, wait_until
-from rekindle_testing.embedded.processes import ChildProcesses, Process
+from rekindle_testing.embedded.processes import ChildProcess, ChildProcesses
 from rekindle_testing.progress import OnProgress, no_progress
 
 MAX_UNUSED_TEMPLATES = 3
@@ -166,7 +166,7 @@ def _unpack(archives: Sequence[Path], directory: Path, snapshotter: str) -> None
             )
 
 
-def _serves(wrapper: Process) -> bool:
+def _serves(wrapper: ChildProcess) -> bool:
     pid = child_of(wrapper)
     with socket.socket(socket.AF_UNIX) as probe:
         try:

@@ -30,7 +30,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import (
     Link,
     StateFile,
 )
-from rekindle_testing.embedded.processes import ChildProcesses, Process
+from rekindle_testing.embedded.processes import ChildProcess, ChildProcesses
 from rekindle_testing.progress import OnProgress, no_progress
 
 _POLL_S = 0.02
@@ -62,7 +62,7 @@ class NodeNetwork:
         self.children = ChildProcesses(self._directory / "logs")
         self._state: StateFile | None = None
         self._cluster: ClusterAddresses | None = None
-        self._switch: Process | None = None
+        self._switch: ChildProcess | None = None
         self._numbers: set[int] = set()
         self._lock = threading.Lock()
 
@@ -233,7 +233,7 @@ class NodeNetwork:
         )
 
 
-def child_of(wrapper: Process) -> int | None:
+def child_of(wrapper: ChildProcess) -> int | None:
     """The only child of `unshare`, which is in the namespaces that it has made."""
     try:
         children = Path(f"/proc/{wrapper.pid}/task/{wrapper.pid}/children").read_text().split()
@@ -242,7 +242,7 @@ def child_of(wrapper: Process) -> int | None:
     return int(children[0]) if children else None
 
 
-def wait_until(wrapper: Process, what: str, condition: Callable[[], bool]) -> None:
+def wait_until(wrapper: ChildProcess, what: str, condition: Callable[[], bool]) -> None:
     """Wait for a condition on a process; raises KubeletNodeError if the process ends first, or at
     the timeout."""
     deadline = time.monotonic() + _TIMEOUT_S

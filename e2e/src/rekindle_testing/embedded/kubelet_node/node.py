@@ -25,7 +25,7 @@ from rekindle_testing.embedded.kubelet_node.state_file import DATA_DIRECTORY_NAM
 from rekindle_testing.embedded.process_node.memory import ProcessTree
 from rekindle_testing.embedded.process_node.node_admin import NodeAdmin
 from rekindle_testing.embedded.process_node.quantities import parse_millis, parse_rounded_up
-from rekindle_testing.embedded.processes import Process
+from rekindle_testing.embedded.processes import ChildProcess
 from rekindle_testing.embedded.toolchain import NodeBinaries, ensure_kubelet_binaries
 
 _IMPORT_ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ _UNSHARE_COMMAND = (
 _KUBE_PROXY_USER = "system:kube-proxy"
 
 
-class Cluster(Protocol):
+class KubeletNodeCluster(Protocol):
     """The part of a control plane that a node needs; it must listen on the network's
     `host_address`."""
 
@@ -67,7 +67,7 @@ class KubeletNode:
     def __init__(
         self,
         name: str,
-        cluster: Cluster,
+        cluster: KubeletNodeCluster,
         directory: Path,
         *,
         network: NodeNetwork,
@@ -96,7 +96,7 @@ class KubeletNode:
         self._binaries = binaries
         self._addresses = network.reserve()
         self._cgroup = f"{network.cgroup}/{name}"
-        self._wrapper: Process | None = None  # `unshare`, which waits for the init
+        self._wrapper: ChildProcess | None = None  # `unshare`, which waits for the init
         self._template: ImageStoreTemplate | None = None
         self._is_disconnected = False
         self._address_released = False

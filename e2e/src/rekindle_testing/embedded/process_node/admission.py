@@ -13,7 +13,7 @@ UNSUPPORTED = "UnsupportedByProcessNode"
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class PodRefusal:
     """The reason and message of a pod that fails before it starts."""
 
     reason: str
@@ -32,18 +32,18 @@ def requests(pod: Json) -> dict[str, Decimal]:
     return _sum([total, overhead])
 
 
-def admit(pod: Json, others: Iterable[Json], allocatable: Mapping[str, str]) -> Refusal | None:
+def admit(pod: Json, others: Iterable[Json], allocatable: Mapping[str, str]) -> PodRefusal | None:
     """`others` are the admitted pods of the node that have not ended."""
     if problems := supported_fields.refused(pod):
-        return Refusal(UNSUPPORTED, "; ".join(problems))
+        return PodRefusal(UNSUPPORTED, "; ".join(problems))
     others = list(others)
     if len(others) + 1 > quantities.parse_rounded_up(allocatable["pods"]):
-        return Refusal("OutOfpods", f"Node has room for {allocatable['pods']} pods, all taken")
+        return PodRefusal("OutOfpods", f"Node has room for {allocatable['pods']} pods, all taken")
     used = _sum(requests(other) for other in others)
     for resource, amount in sorted(requests(pod).items()):
         free = quantities.parse(allocatable.get(resource, "0")) - used.get(resource, Decimal(0))
         if amount > 0 and amount > free:
-            return Refusal(
+            return PodRefusal(
                 f"OutOf{resource}",
                 f"Node didn't have enough resource: {resource}, requested: {amount:f}, "
                 f"free: {free:f}, capacity: {allocatable.get(resource, '0')}",

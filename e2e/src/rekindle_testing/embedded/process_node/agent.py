@@ -16,8 +16,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rekindle_testing.embedded.process_node import admission
-from rekindle_testing.embedded.process_node.admission import Refusal
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.admission import PodRefusal
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError, Unreachable
 from rekindle_testing.embedded.process_node.events import EventRecorder
 from rekindle_testing.embedded.process_node.fields import Json
 from rekindle_testing.embedded.process_node.memory import ProcessTree
@@ -78,7 +78,7 @@ class Agent:
         while True:
             try:
                 return await self._node.register()
-            except (ApiError, Unreachable) as error:
+            except (NodeApiError, Unreachable) as error:
                 log.warning("node %s not registered: %s", self._settings.name, error)
                 await asyncio.sleep(_RETRY_S)
 
@@ -88,7 +88,7 @@ class Agent:
         while True:
             try:
                 await self._list_and_watch()
-            except (ApiError, Unreachable) as error:
+            except (NodeApiError, Unreachable) as error:
                 log.warning("pods of %s: %s", self._settings.name, error)
                 await asyncio.sleep(_RETRY_S)
 
@@ -146,7 +146,7 @@ class Agent:
         for uid in [uid for uid, worker in self.workers.items() if worker.removed]:
             del self.workers[uid]
 
-    def _admit(self, pod: Json) -> Refusal | None:
+    def _admit(self, pod: Json) -> PodRefusal | None:
         others = [w.pod for w in self.workers.values() if w.uses_capacity]
         return admission.admit(pod, others, self._settings.capacity)
 

@@ -32,7 +32,7 @@ _KEEPALIVE = (
 _WATCH_TIMEOUT_S = 240
 
 
-class ApiError(EmbeddedError):
+class NodeApiError(EmbeddedError):
     """The API server refused; `status` is the HTTP code."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -107,7 +107,7 @@ class ApiClient:
                         event: Json = json.loads(line)
                         if event["type"] == "ERROR":
                             status = event["object"]
-                            raise ApiError(status.get("code", 500), status.get("message", ""))
+                            raise NodeApiError(status.get("code", 500), status.get("message", ""))
                         yield event
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"watch {path}: {error!r}") from error
@@ -143,7 +143,7 @@ async def _check(response: aiohttp.ClientResponse) -> None:
             message = str(json.loads(text).get("message", text))
         except ValueError:
             message = text
-        raise ApiError(response.status, message)
+        raise NodeApiError(response.status, message)
 
 
 def _load_client(context: ssl.SSLContext, user: Json, kubeconfig: Path) -> None:

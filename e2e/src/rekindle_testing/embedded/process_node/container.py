@@ -21,14 +21,14 @@ from rekindle_testing.embedded.process_node.attempts import Attempt
 from rekindle_testing.embedded.process_node.fields import Json
 from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor, ProbeFailed
 from rekindle_testing.embedded.process_node.probes import (
+    ContainerProbe,
     ProbeKind,
     ProbeSpec,
-    ProbeState,
     is_ready,
     is_started,
     must_restart,
 )
-from rekindle_testing.embedded.process_node.restarts import BackoffPolicy, ConsecutiveExits, Exit
+from rekindle_testing.embedded.process_node.restarts import ConsecutiveExits, Exit, RestartBackoff
 from rekindle_testing.embedded.process_node.status import ContainerView
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Container:
         is_init: bool,
         directory: Path,
         probe_executor: ProbeExecutor,
-        backoff: BackoffPolicy,
+        backoff: RestartBackoff,
         changed: Callable[[], None],
         record_event: RecordEvent,
     ) -> None:
@@ -62,7 +62,7 @@ class Container:
         self._changed = changed
         self._record_event = record_event
         self._pod_ip = ""
-        self._probe_states: dict[ProbeKind, ProbeState] = {}
+        self._probe_states: dict[ProbeKind, ContainerProbe] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
@@ -201,7 +201,7 @@ class Container:
                 field = {ProbeKind.STARTUP: "started", ProbeKind.READINESS: "ready"}.get(kind)
                 # An adopted container keeps its state until its probes change it.
                 passed = True if field and known.get(field) else None
-                self._probe_states[kind] = ProbeState(ProbeSpec.parse(probe), passed=passed)
+                self._probe_states[kind] = ContainerProbe(ProbeSpec.parse(probe), passed=passed)
                 self._spawn(self._probe(kind, probe))
 
     def _spawn(self, work: Any) -> None:

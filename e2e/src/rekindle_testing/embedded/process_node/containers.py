@@ -14,7 +14,7 @@ from typing import Any
 from rekindle_testing.embedded.process_node import environment
 from rekindle_testing.embedded.process_node.environment import ConfigError, Objects
 from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
-from rekindle_testing.embedded.process_node.settings import Image
+from rekindle_testing.embedded.process_node.settings import ImageReplacement
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _READ_ONLY_VOLUMES = ("configMap", "secret", "downwardAPI", "projected")
@@ -30,7 +30,7 @@ class PodContext:
 
     pod: Json
     downward_values: DownwardValues
-    images: Mapping[str, Image]
+    images: Mapping[str, ImageReplacement]
     volumes: Mapping[str, Path]
     # Variables of the Service of the API server, as in every container.
     service_variables: Mapping[str, str]
@@ -54,7 +54,7 @@ def hosts(pod: Json, pod_ip: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def find_image(container: Json, images: Mapping[str, Image]) -> Image:
+def find_image(container: Json, images: Mapping[str, ImageReplacement]) -> ImageReplacement:
     name = container["image"]
     if (image := images.get(name)) is None:
         known = ", ".join(sorted(images)) or "none"
@@ -92,7 +92,9 @@ def shim_spec(
     }
 
 
-def command_line(container: Json, image: Image, variables: Mapping[str, str]) -> list[str]:
+def command_line(
+    container: Json, image: ImageReplacement, variables: Mapping[str, str]
+) -> list[str]:
     """`command` replaces the image's entry point, `args` follow it."""
     entry = container.get("command") or list(image.command)
     words = [*entry, *(container.get("args") or [])]

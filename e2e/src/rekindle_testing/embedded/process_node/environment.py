@@ -26,7 +26,7 @@ class ConfigError(Exception):
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Reference:
+class ObjectReference:
     """A ConfigMap or Secret in the pod's namespace."""
 
     kind: str
@@ -34,7 +34,7 @@ class Reference:
 
 
 # None: the object does not exist.
-Objects = Mapping[Reference, Json | None]
+Objects = Mapping[ObjectReference, Json | None]
 
 
 def expand(text: str, variables: Mapping[str, str]) -> str:
@@ -48,19 +48,19 @@ def expand(text: str, variables: Mapping[str, str]) -> str:
     return _REFERENCE.sub(value, text)
 
 
-def references(container: Json) -> Iterator[Reference]:
+def references(container: Json) -> Iterator[ObjectReference]:
     """The objects that are needed to build the environment."""
     for source in container.get("envFrom") or []:
         if "configMapRef" in source:
-            yield Reference("ConfigMap", source["configMapRef"]["name"])
+            yield ObjectReference("ConfigMap", source["configMapRef"]["name"])
         if "secretRef" in source:
-            yield Reference("Secret", source["secretRef"]["name"])
+            yield ObjectReference("Secret", source["secretRef"]["name"])
     for variable in container.get("env") or []:
         value_from = variable.get("valueFrom") or {}
         if "configMapKeyRef" in value_from:
-            yield Reference("ConfigMap", value_from["configMapKeyRef"]["name"])
+            yield ObjectReference("ConfigMap", value_from["configMapKeyRef"]["name"])
         if "secretKeyRef" in value_from:
-            yield Reference("Secret", value_from["secretKeyRef"]["name"])
+            yield ObjectReference("Secret", value_from["secretKeyRef"]["name"])
 
 
 def build(
@@ -86,7 +86,7 @@ def _from_source(source: Json, objects: Objects) -> dict[str, str]:
     kind, field = (
         ("ConfigMap", "configMapRef") if "configMapRef" in source else ("Secret", "secretRef")
     )
-    reference = Reference(kind, source[field]["name"])
+    reference = ObjectReference(kind, source[field]["name"])
     data = objects.get(reference)
     if data is None:
         if source[field].get("optional"):
@@ -118,11 +118,13 @@ def _value(
         raise ConfigError(f"env {variable['name']}: {error}") from error
     for kind, field in (("ConfigMap", "configMapKeyRef"), ("Secret", "secretKeyRef")):
         if field in value_from:
-            return _key(Reference(kind, value_from[field]["name"]), value_from[field], objects)
+            return _key(
+                ObjectReference(kind, value_from[field]["name"]), value_from[field], objects
+            )
     raise ConfigError(f"env {variable['name']}: valueFrom {sorted(value_from)} is not supported")
 
 
-def _key(reference: Reference, selector: Json, objects: Objects) -> str | None:
+def _key(reference: ObjectReference, selector: Json, objects: Objects) -> str | None:
     data = objects.get(reference)
     values = {} if data is None else text_data(reference, data)
     if selector["key"] in values:
@@ -133,7 +135,7 @@ def _key(reference: Reference, selector: Json, objects: Objects) -> str | None:
     raise ConfigError(f"{reference.kind} {reference.name!r} {missing}")
 
 
-def file_data(reference: Reference, content: Json) -> dict[str, bytes]:
+def file_data(reference: ObjectReference, content: Json) -> dict[str, bytes]:
     """The keys of a ConfigMap or Secret, as a volume shows them."""
     if reference.kind == "Secret":
         return {key: base64.b64decode(v) for key, v in (content.get("data") or {}).items()}
@@ -142,7 +144,7 @@ def file_data(reference: Reference, content: Json) -> dict[str, bytes]:
     return files | {key: base64.b64decode(value) for key, value in binary.items()}
 
 
-def text_data(reference: Reference, content: Json) -> dict[str, str]:
+def text_data(reference: ObjectReference, content: Json) -> dict[str, str]:
     if reference.kind == "ConfigMap":
         return dict(content.get("data") or {})
     return {key: v.decode(errors="replace") for key, v in file_data(reference, content).items()}

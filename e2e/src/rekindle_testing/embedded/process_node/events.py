@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError, Unreachable
 from rekindle_testing.embedded.process_node.fields import Json
 from rekindle_testing.embedded.process_node.status import rfc3339
 
@@ -68,7 +68,7 @@ class EventRecorder:
             await self._api.create(
                 path, _event(name, pod, event_type, reason, message, now, self._node_name)
             )
-        except (ApiError, Unreachable) as error:
+        except (NodeApiError, Unreachable) as error:
             log.warning("event %s of %s not written: %s", reason, meta["name"], error)
 
 

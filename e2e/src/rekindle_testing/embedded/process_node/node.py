@@ -25,7 +25,12 @@ from rekindle_testing.embedded.process_node.network_partition import (
     cgroup2_mount,
 )
 from rekindle_testing.embedded.process_node.node_admin import NodeAdmin
-from rekindle_testing.embedded.process_node.settings import QUICK, Image, NodeSettings, Timing
+from rekindle_testing.embedded.process_node.settings import (
+    QUICK,
+    ImageReplacement,
+    NodeSettings,
+    NodeTiming,
+)
 
 _IMPORT_ROOT = Path(__file__).parents[3]
 _POLL_S = 0.05
@@ -39,7 +44,7 @@ class ProcessNodeError(EmbeddedError):
     """An operation on a node failed; the message has the end of its log."""
 
 
-class Cluster(Protocol):
+class ProcessNodeCluster(Protocol):
     """The part of a control plane that a node needs."""
 
     @property
@@ -61,7 +66,7 @@ class ProcessNode:
     def __init__(
         self,
         name: str,
-        cluster: Cluster,
+        cluster: ProcessNodeCluster,
         directory: Path,
         *,
         index: int | None = None,
@@ -69,9 +74,9 @@ class ProcessNode:
         cpu: str = "2",
         memory: str = "4Gi",
         pods: int = 110,
-        images: Mapping[str, Image] | None = None,
+        images: Mapping[str, ImageReplacement] | None = None,
         labels: Mapping[str, str] | None = None,
-        timing: Timing | None = None,
+        timing: NodeTiming | None = None,
         kubelet_port: int = 10250,
     ) -> None:
         if not sys.platform.startswith("linux"):
@@ -93,7 +98,7 @@ class ProcessNode:
         }
         self._images = dict(images or {})
         self._labels = dict(labels or {})
-        self._timing = timing or Timing()
+        self._timing = timing or NodeTiming()
         self._kubelet_port = kubelet_port
         self._launcher: subprocess.Popen[bytes] | None = None
         self._cgroup: Path | None = None
@@ -333,4 +338,4 @@ def _apiserver_client_name() -> str:
     return APISERVER_CLIENT_NAME
 
 
-__all__ = ["QUICK", "Image", "ProcessNode", "ProcessNodeError", "Timing"]
+__all__ = ["QUICK", "ImageReplacement", "NodeTiming", "ProcessNode", "ProcessNodeError"]

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError, Unreachable
 from rekindle_testing.embedded.process_node.fields import Json
 from rekindle_testing.embedded.process_node.settings import NodeSettings
 from rekindle_testing.embedded.process_node.status import rfc3339
@@ -105,7 +105,7 @@ class NodeObject:
         }
         try:
             node = await self._api.create("/api/v1/nodes", body)
-        except ApiError as error:
+        except NodeApiError as error:
             if error.status != 409:
                 raise
             node = await self._api.merge_patch(self._node_path, {"metadata": {"labels": labels}})
@@ -146,7 +146,7 @@ class NodeObject:
         }
         try:
             await self._api.merge_patch(f"{self._leases}/{self._settings.name}", {"spec": spec})
-        except ApiError as error:
+        except NodeApiError as error:
             if error.status != 404:
                 raise
             await self._create_lease(spec)
@@ -176,7 +176,7 @@ class NodeObject:
         """Await a write; an error is logged. Returns whether it succeeded."""
         try:
             await call
-        except (ApiError, Unreachable) as error:
+        except (NodeApiError, Unreachable) as error:
             log.warning("%s of node %s not written: %s", what, self._settings.name, error)
             return False
         return True

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError
-from rekindle_testing.embedded.process_node.environment import Reference
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError
+from rekindle_testing.embedded.process_node.environment import ObjectReference
 from rekindle_testing.embedded.process_node.fields import Json
 
 _PLURALS = {"ConfigMap": "configmaps", "Secret": "secrets"}
@@ -27,11 +27,11 @@ class ObjectReader:
         self._api = api
         self._max_age_s = max_age_s
         self._clock = clock
-        self._known: dict[tuple[str, Reference], tuple[float, Json]] = {}
+        self._known: dict[tuple[str, ObjectReference], tuple[float, Json]] = {}
 
     async def read(
-        self, namespace: str, references: Iterable[Reference]
-    ) -> dict[Reference, Json | None]:
+        self, namespace: str, references: Iterable[ObjectReference]
+    ) -> dict[ObjectReference, Json | None]:
         """None for an object that does not exist."""
         return {r: await self._read(namespace, r) for r in set(references)}
 
@@ -47,14 +47,14 @@ class ObjectReader:
             if not volume_name or claim.get("status", {}).get("phase") != "Bound":
                 raise ValueError(f"claim {claim_name!r} is not bound")
             volume = await self._api.get(f"/api/v1/persistentvolumes/{volume_name}")
-        except ApiError as error:
+        except NodeApiError as error:
             raise ValueError(f"claim {claim_name!r}: {error}") from error
         for kind in ("hostPath", "local"):
             if source := volume["spec"].get(kind):
                 return Path(source["path"])
         raise ValueError(f"claim {claim_name!r}: its volume is neither hostPath nor local")
 
-    async def _read(self, namespace: str, reference: Reference) -> Json | None:
+    async def _read(self, namespace: str, reference: ObjectReference) -> Json | None:
         now = self._clock()
         at, content = self._known.get((namespace, reference), (float("-inf"), {}))
         if now - at <= self._max_age_s:
@@ -62,7 +62,7 @@ class ObjectReader:
         path = f"/api/v1/namespaces/{namespace}/{_PLURALS[reference.kind]}/{reference.name}"
         try:
             content = await self._api.get(path)
-        except ApiError as error:
+        except NodeApiError as error:
             # The node authorizer refuses objects of a pod that was bound just now.
             # Not cached, so that the next read goes to the API server.
             if error.status in (403, 404):

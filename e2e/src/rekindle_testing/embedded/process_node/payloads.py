@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rekindle_testing.embedded.process_node.environment import (
     ConfigError,
+    ObjectReference,
     Objects,
-    Reference,
     file_data,
 )
 from rekindle_testing.embedded.process_node.fields import (
@@ -48,7 +48,7 @@ def volume_sources(volume: Json) -> list[tuple[str, Json]]:
     return []
 
 
-def references(volume: Json) -> Iterator[Reference]:
+def references(volume: Json) -> Iterator[ObjectReference]:
     for kind, source in volume_sources(volume):
         if reference := _reference(kind, source):
             yield reference
@@ -115,13 +115,13 @@ def _current_files(current: Path) -> Payload:
     return files
 
 
-def _reference(kind: str, source: Json) -> Reference | None:
+def _reference(kind: str, source: Json) -> ObjectReference | None:
     match kind:
         case "configMap":
-            return Reference("ConfigMap", source["name"])
+            return ObjectReference("ConfigMap", source["name"])
         case "secret":
             # A secret volume has secretName, a projected one has name.
-            return Reference("Secret", source.get("secretName") or source["name"])
+            return ObjectReference("Secret", source.get("secretName") or source["name"])
     return None
 
 

@@ -6,7 +6,7 @@ Writes only changes, and again after another client has changed the status.
 from __future__ import annotations
 
 from rekindle_testing.embedded.process_node import status
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError
 from rekindle_testing.embedded.process_node.fields import Json
 
 
@@ -36,7 +36,7 @@ class PodObject:
             await self._api.strategic_merge_patch(
                 f"{self._path}/status", {"metadata": {"uid": self._uid}, "status": wanted}
             )
-        except ApiError as error:
+        except NodeApiError as error:
             if not _is_gone(error):
                 raise
         self._published = wanted
@@ -51,12 +51,12 @@ class PodObject:
         }
         try:
             await self._api.delete(self._path, options)
-        except ApiError as error:
+        except NodeApiError as error:
             if not _is_gone(error):
                 raise
 
 
-def _is_gone(error: ApiError) -> bool:
+def _is_gone(error: NodeApiError) -> bool:
     """Whether the object does not exist, or another has its name: the watch reports it."""
     # A deletion of another uid is a conflict, a patch of it an attempt to change the uid.
     changes_uid = error.status == 422 and "metadata.uid" in str(error)

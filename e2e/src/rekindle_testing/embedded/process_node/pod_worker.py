@@ -26,8 +26,8 @@ from rekindle_testing.embedded.process_node import (
     supported_fields,
     syscalls,
 )
-from rekindle_testing.embedded.process_node.admission import Refusal
-from rekindle_testing.embedded.process_node.api import ApiClient, ApiError, Unreachable
+from rekindle_testing.embedded.process_node.admission import PodRefusal
+from rekindle_testing.embedded.process_node.api import ApiClient, NodeApiError, Unreachable
 from rekindle_testing.embedded.process_node.container import Container
 from rekindle_testing.embedded.process_node.containers import ImageNotFound, PodContext
 from rekindle_testing.embedded.process_node.environment import ConfigError
@@ -38,7 +38,7 @@ from rekindle_testing.embedded.process_node.pod_object import PodObject
 from rekindle_testing.embedded.process_node.probe_executor import ProbeExecutor
 from rekindle_testing.embedded.process_node.restarts import should_restart
 from rekindle_testing.embedded.process_node.settings import NodeSettings
-from rekindle_testing.embedded.process_node.status import PodView
+from rekindle_testing.embedded.process_node.status import ObservedPod
 from rekindle_testing.embedded.process_node.volume_manager import VolumeManager
 from rekindle_testing.embedded.process_node.volumes import Volumes
 
@@ -58,7 +58,7 @@ class WorkerContext:
     objects: ObjectReader
     tokens: TokenReader
     probe_executor: ProbeExecutor
-    admit: Callable[[Json], Refusal | None]
+    admit: Callable[[Json], PodRefusal | None]
     service_variables: dict[str, str]
 
 
@@ -146,7 +146,7 @@ class PodWorker:
             self._wake.clear()
             try:
                 next_at = await self._sync()
-            except (ApiError, Unreachable) as error:
+            except (NodeApiError, Unreachable) as error:
                 log.warning("pod %s: %s", self.pod["metadata"]["name"], error)
                 next_at = time.time() + _RETRY_S
             except Exception:
@@ -256,7 +256,7 @@ class PodWorker:
             self._event("Warning", "Failed", f"Error: {error}")
             container.waiting = ("CreateContainerConfigError", str(error))
             return time.time() + _RETRY_S
-        except (ApiError, Unreachable) as error:
+        except (NodeApiError, Unreachable) as error:
             # Objects that this container refers to cannot be read; the others are not affected.
             log.warning("container %s: %s", container.name, error)
             return time.time() + _RETRY_S
@@ -322,8 +322,8 @@ class PodWorker:
         async with self._publishing:
             await self._object.publish(status.build(self.pod, self._view(), time.time()))
 
-    def _view(self) -> PodView:
-        return PodView(
+    def _view(self) -> ObservedPod:
+        return ObservedPod(
             init=[c.view() for c in self.init],
             main=[c.view() for c in self.main],
             pod_ip=self.pod_ip,

@@ -36,7 +36,7 @@ class ProbeSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeState:
+class ContainerProbe:
     """State of one probe of one running container.
 
     `passed` is None until a threshold has been reached for the first time.
@@ -47,7 +47,7 @@ class ProbeState:
     failures: int = 0
     passed: bool | None = None
 
-    def record(self, success: bool) -> ProbeState:
+    def record(self, success: bool) -> ContainerProbe:
         if success:
             count = self.successes + 1
             reached = count >= self.spec.success_threshold
@@ -59,16 +59,20 @@ class ProbeState:
         return replace(self, successes=0, failures=count, passed=False if reached else self.passed)
 
 
-def is_started(running: bool, startup: ProbeState | None) -> bool:
+def is_started(running: bool, startup: ContainerProbe | None) -> bool:
     return running and (startup is None or startup.passed is True)
 
 
-def is_ready(running: bool, startup: ProbeState | None, readiness: ProbeState | None) -> bool:
+def is_ready(
+    running: bool, startup: ContainerProbe | None, readiness: ContainerProbe | None
+) -> bool:
     """A container without a readiness probe is ready once it has started."""
     return is_started(running, startup) and (readiness is None or readiness.passed is True)
 
 
-def must_restart(startup: ProbeState | None, liveness: ProbeState | None) -> ProbeKind | None:
+def must_restart(
+    startup: ContainerProbe | None, liveness: ContainerProbe | None
+) -> ProbeKind | None:
     """The failed probe because of which the container must be restarted, if there is one."""
     if startup is not None and startup.passed is False:
         return ProbeKind.STARTUP

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class BackoffPolicy:
+class RestartBackoff:
     """The first restart is immediate, the next waits `base_s`, then twice as long."""
 
     base_s: float = 10.0
@@ -33,11 +33,11 @@ class ConsecutiveExits:
 
     count: int = 0
 
-    def after(self, ended: Exit, policy: BackoffPolicy) -> ConsecutiveExits:
+    def after(self, ended: Exit, policy: RestartBackoff) -> ConsecutiveExits:
         ran_s = ended.finished_at - ended.started_at
         return ConsecutiveExits(1 if ran_s >= policy.reset_s else self.count + 1)
 
-    def delay_s(self, policy: BackoffPolicy) -> float:
+    def delay_s(self, policy: RestartBackoff) -> float:
         """How long after the last exit the next attempt may begin."""
         if self.count <= 1:
             return 0.0

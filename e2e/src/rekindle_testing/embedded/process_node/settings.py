@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.embedded.process_node import syscalls
-from rekindle_testing.embedded.process_node.restarts import BackoffPolicy
+from rekindle_testing.embedded.process_node.restarts import RestartBackoff
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
+class ImageReplacement:
     """Replaces a container image: this machine's files with an environment.
 
     `path` is prepended to PATH; `command` and `workdir` are defaults for containers.
@@ -26,7 +26,7 @@ class Image:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class NodeTiming:
     """Intervals and timeouts of a node; seconds."""
 
     lease_renew_s: float = 2.0
@@ -36,18 +36,18 @@ class Timing:
     memory_sample_interval_s: float = 0.7
     # Of mounted ConfigMaps, Secrets and tokens.
     volume_refresh_interval_s: float = 10.0
-    backoff: BackoffPolicy = field(default_factory=BackoffPolicy)
+    backoff: RestartBackoff = field(default_factory=RestartBackoff)
     # For a pod whose object is already gone.
     deleted_object_grace_s: float = 1.0
 
 
 # Shorter intervals for tests.
-QUICK = Timing(
+QUICK = NodeTiming(
     lease_renew_s=1.0,
     lease_duration_s=4,
     memory_sample_interval_s=0.3,
     volume_refresh_interval_s=0.5,
-    backoff=BackoffPolicy(base_s=0.5),
+    backoff=RestartBackoff(base_s=0.5),
 )
 
 
@@ -63,8 +63,8 @@ class NodeSettings:
     kubelet_port: int
     capacity: Mapping[str, str]
     labels: Mapping[str, str]
-    images: Mapping[str, Image]
-    timing: Timing
+    images: Mapping[str, ImageReplacement]
+    timing: NodeTiming
     directory: str
     kubeconfig: str
     ca_file: str
@@ -83,10 +83,10 @@ class NodeSettings:
     def read(cls, path: Path) -> NodeSettings:
         raw: dict[str, Any] = json.loads(path.read_text())
         timing: dict[str, Any] = raw["timing"]
-        timing["backoff"] = BackoffPolicy(**timing["backoff"])
-        raw["timing"] = Timing(**timing)
+        timing["backoff"] = RestartBackoff(**timing["backoff"])
+        raw["timing"] = NodeTiming(**timing)
         raw["images"] = {
-            name: Image(
+            name: ImageReplacement(
                 tuple(image["path"]), image["env"], tuple(image["command"]), image["workdir"]
             )
             for name, image in raw["images"].items()

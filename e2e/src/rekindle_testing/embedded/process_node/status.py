@@ -31,7 +31,7 @@ class ContainerView:
 
 
 @dataclass(frozen=True, slots=True)
-class PodView:
+class ObservedPod:
     """All that the status of a pod depends on, besides its spec."""
 
     init: Sequence[ContainerView]
@@ -50,7 +50,7 @@ def rfc3339(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
 
 
-def build(pod: Json, view: PodView, now: float) -> Json:
+def build(pod: Json, view: ObservedPod, now: float) -> Json:
     status: Json = {
         "phase": phase(pod["spec"].get("restartPolicy", "Always"), view),
         "conditions": conditions(pod, view, now),
@@ -77,7 +77,7 @@ def is_contradicted(published: Json, seen: Json) -> bool:
     return any(others.get(condition_type, value) != value for condition_type, value in own.items())
 
 
-def phase(restart_policy: str, view: PodView) -> str:
+def phase(restart_policy: str, view: ObservedPod) -> str:
     if view.failure is not None:
         return "Failed"
     for container in view.init:
@@ -98,7 +98,7 @@ def phase(restart_policy: str, view: PodView) -> str:
     return "Failed" if restart_policy == "Never" else "Running"
 
 
-def conditions(pod: Json, view: PodView, now: float) -> list[Json]:
+def conditions(pod: Json, view: ObservedPod, now: float) -> list[Json]:
     ended = phase(pod["spec"].get("restartPolicy", "Always"), view) in ("Succeeded", "Failed")
     completed = "PodCompleted" if not _failed(pod, view) else "PodFailed"
     uninitialized = [
@@ -157,7 +157,7 @@ def _never_ran(container: ContainerView) -> bool:
     )
 
 
-def _failed(pod: Json, view: PodView) -> bool:
+def _failed(pod: Json, view: ObservedPod) -> bool:
     return phase(pod["spec"].get("restartPolicy", "Always"), view) == "Failed"
 
 

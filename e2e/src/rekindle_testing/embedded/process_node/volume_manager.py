@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rekindle_testing.embedded.process_node.api import ApiError, Unreachable
+from rekindle_testing.embedded.process_node.api import NodeApiError, Unreachable
 from rekindle_testing.embedded.process_node.fields import DownwardValues, Json
 from rekindle_testing.embedded.process_node.volumes import VolumeError, Volumes
 
@@ -77,7 +77,7 @@ class VolumeManager:
                 await self._volumes.refresh(pod, volume, downward_values)
             except VolumeError as error:
                 self._record_problem(f"MountVolume.SetUp failed: {error}")
-            except (ApiError, Unreachable) as error:
+            except (NodeApiError, Unreachable) as error:
                 where = f"pod {pod['metadata']['name']}: volume {volume['name']!r}"
                 log.warning("%s not refreshed: %s", where, error)
         if problem := await asyncio.to_thread(self._volumes.exceeded_limit, pod):

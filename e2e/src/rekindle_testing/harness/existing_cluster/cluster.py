@@ -29,7 +29,7 @@ from rekindle_testing.harness.cluster_programs import (
 from rekindle_testing.harness.existing_cluster import leftovers
 from rekindle_testing.harness.existing_cluster.leftovers import CRD, Heartbeat, RunNames, items
 from rekindle_testing.harness.existing_cluster.nodes import NO_MACHINES, ExistingNode
-from rekindle_testing.harness.existing_cluster.settings import Settings
+from rekindle_testing.harness.existing_cluster.settings import ExistingClusterSettings
 from rekindle_testing.harness.existing_cluster.transfer import Volume
 from rekindle_testing.progress import OnProgress, no_progress
 from rekindle_testing.waiting import wait_for
@@ -45,7 +45,10 @@ class ExistingCluster(Cluster):
     nodes: dict[str, ExistingNode]
 
     def __init__(
-        self, directory: Path, settings: Settings, on_progress: OnProgress = no_progress
+        self,
+        directory: Path,
+        settings: ExistingClusterSettings,
+        on_progress: OnProgress = no_progress,
     ) -> None:
         self.directory = directory
         self.shared = directory / "copy-of-volume"

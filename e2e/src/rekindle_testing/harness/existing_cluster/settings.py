@@ -9,7 +9,7 @@ from rekindle_testing.harness.cluster_programs import ClusterNotUsable, checked_
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ExistingClusterSettings:
     """`kubeconfig` as in the variable KUBECONFIG. `fs_group`: of all pods that use the volume."""
 
     kubeconfig: str
@@ -19,7 +19,7 @@ class Settings:
     fs_group: int | None = None
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> Settings:
+    def of(cls, environment: Mapping[str, str]) -> ExistingClusterSettings:
         if environment.get("NODES") != "existing":
             raise ClusterNotUsable("an existing cluster is used only with NODES=existing")
         needed = ("KUBECONFIG", "OPERATOR_IMAGE", "PIPELINES_IMAGE", "STORAGE_CLASS")

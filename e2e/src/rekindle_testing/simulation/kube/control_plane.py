@@ -11,9 +11,9 @@ from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.convert import node_view, pod_view, rfc3339
 from rekindle_operator.cluster.model import NodeView, PodView
 from rekindle_testing.fixtures.placement import has_other_replica, node_affinity_allows
-from rekindle_testing.simulation.kube.node import Node
+from rekindle_testing.simulation.kube.node import SimulatedNode
 from rekindle_testing.simulation.kube.objects import BEGIN_UNIX_S, NODES, PODS, ApiObjects, Json
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.scheduler import Scheduler
 
 _SCHEDULE_S = 0.2
@@ -25,7 +25,7 @@ _ORPHANED_S = 20.0
 class Views:
     """Views of the newest objects; each version is parsed once."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: SimulatedApiServer) -> None:
         self._objects = server.objects
         self._pods: dict[str, tuple[Json, PodView]] = {}
         self._nodes: dict[str, tuple[Json, NodeView]] = {}
@@ -51,12 +51,16 @@ class Views:
         return found
 
 
-class ControlPlane:
+class SimulatedControlPlane:
     """`scheduler`: of simulated time, not of pods. `grace_s`: without heartbeats, after which
     a node is not Ready."""
 
     def __init__(
-        self, scheduler: Scheduler, server: ApiServer, nodes: Mapping[str, Node], views: Views
+        self,
+        scheduler: Scheduler,
+        server: SimulatedApiServer,
+        nodes: Mapping[str, SimulatedNode],
+        views: Views,
     ) -> None:
         self.grace_s = scheduler.random.choice(_GRACE_S)
         self._scheduler = scheduler

@@ -7,26 +7,26 @@ from typing import Any
 
 from rekindle_operator.cluster.convert import rfc3339
 from rekindle_testing.simulation.kube.objects import BEGIN_UNIX_S, NODES, PODS, Json
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
 from rekindle_testing.simulation.pod import SimulatedPod
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 _SYNC_S = 0.3  # how often a kubelet compares its pods with those of the API server
 _END_S = (0.3, 4.0)  # how long a pod takes to end, at least and at most
 _KUBELET_PORT = 10250
 
-MakePod = Callable[[Json, "Node"], SimulatedPod[Any]]
+MakePod = Callable[[Json, "SimulatedNode"], SimulatedPod[Any]]
 
 
-class Node:
+class SimulatedNode:
     """`heartbeat_at`: of the newest heartbeat that the API server got. `pods` by uid."""
 
     def __init__(
         self,
         scheduler: Scheduler,
         network: Network,
-        server: ApiServer,
+        server: SimulatedApiServer,
         name: str,
         skew_s: float,
         allocatable: Json,
@@ -37,7 +37,7 @@ class Node:
         self.up = True
         self.heartbeat_at = scheduler.now
         self.pods: dict[str, SimulatedPod[Any]] = {}
-        self.kubelet = Process(scheduler, f"kubelet.{name}")
+        self.kubelet = SimulatedProcess(scheduler, f"kubelet.{name}")
         self._ending: set[str] = set()
         self._scheduler = scheduler
         self._network = network
@@ -85,7 +85,7 @@ class Node:
     # --- the kubelet --------------------------------------------------------------
 
     @property
-    def process(self) -> Process | None:
+    def process(self) -> SimulatedProcess | None:
         return None if self.kubelet.dead else self.kubelet
 
     def serve(self, request: LivenessProbe, reply: Reply) -> None:

@@ -21,7 +21,7 @@ from rekindle_testing.simulation.kube.objects import (
 from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import API, Network, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 _CALL_S = (0.002, 0.03)
 _ERROR_SHARE = 0.4
@@ -32,12 +32,12 @@ _REOPEN_S = 5.0
 Deliver = Callable[[ApiEvent], None]
 
 
-class ApiServer:
+class SimulatedApiServer:
     """`down`: it does not respond. `fails`: it answers a share of the requests with errors.
     `stalled_until`: until when the open watches of a host deliver nothing."""
 
     def __init__(self, scheduler: Scheduler, network: Network) -> None:
-        self.process: Process | None = Process(scheduler, API)
+        self.process: SimulatedProcess | None = SimulatedProcess(scheduler, API)
         self.objects = ApiObjects(lambda: scheduler.now, self._changed)
         self.down = OverlappingFaults()
         self.fails = OverlappingFaults()
@@ -79,7 +79,7 @@ class ApiServer:
 
     def watch(
         self,
-        process: Process,
+        process: SimulatedProcess,
         plural: str,
         after_version: int,
         deliver: Deliver,
@@ -132,8 +132,8 @@ class Watch:
     log of events of this kind. `is_due`: it is scheduled to send. `is_closed`: the client has been
     told that its version has expired."""
 
-    server: ApiServer
-    process: Process
+    server: SimulatedApiServer
+    process: SimulatedProcess
     plural: str
     version: int
     deliver: Deliver

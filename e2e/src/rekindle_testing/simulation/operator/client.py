@@ -13,7 +13,7 @@ from urllib3.exceptions import HTTPError
 from rekindle_testing.simulation.kube.objects import ApiRequest, ApiResponse, decoded
 from rekindle_testing.simulation.network import API, Network
 from rekindle_testing.simulation.operator.program import Program
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 
 _TIMEOUT_S = (3.0, 10.0)
 
@@ -35,7 +35,7 @@ class SimulatedClient(client.ApiClient):
 
     def __init__(
         self,
-        process: Process,
+        process: SimulatedProcess,
         network: Network,
         program: Callable[[], Program],  # the simulated thread that calls, and waits
         on_write: Callable[[ApiRequest], None] = lambda _: None,

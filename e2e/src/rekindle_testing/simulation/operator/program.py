@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
 
-from rekindle_testing.simulation.scheduler import Process
+from rekindle_testing.simulation.scheduler import SimulatedProcess
 
 Done = Callable[[Any], None]
 
@@ -23,7 +23,7 @@ class ProcessDied(BaseException):
 class Program:
     """Runs `main` in a process, from now on until it returns or the process dies."""
 
-    def __init__(self, process: Process, main: Callable[[], None]) -> None:
+    def __init__(self, process: SimulatedProcess, main: Callable[[], None]) -> None:
         self._process = process
         self._main = main
         self._may_run, self._has_paused = threading.Lock(), threading.Lock()
@@ -91,7 +91,7 @@ class Program:
 class SimulatedEvent:
     """As `threading.Event`, for one program that waits."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: SimulatedProcess) -> None:
         self._process = process
         self._is_set = False
         self._done: Done | None = None

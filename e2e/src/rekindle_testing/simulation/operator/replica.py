@@ -23,7 +23,7 @@ from rekindle_operator.execute import Executor
 from rekindle_operator.leader import Leader
 from rekindle_operator.loop import ControlLoop
 from rekindle_operator.probe import start_due_probes
-from rekindle_operator.settings import Election, Settings
+from rekindle_operator.settings import Election, OperatorSettings
 from rekindle_operator.uncached_check import UncachedCheck
 from rekindle_testing.simulation.kube.objects import (
     BEGIN_UNIX_S,
@@ -37,11 +37,11 @@ from rekindle_testing.simulation.kube.objects import (
     ApiEvent,
     ApiRequest,
 )
-from rekindle_testing.simulation.kube.server import ApiServer
+from rekindle_testing.simulation.kube.server import SimulatedApiServer
 from rekindle_testing.simulation.network import LivenessProbe, Network
 from rekindle_testing.simulation.operator.client import SimulatedClient
 from rekindle_testing.simulation.operator.program import InlinePool, Program, SimulatedEvent
-from rekindle_testing.simulation.scheduler import Process, Scheduler
+from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
 
 _PROBE_TICK_S = 0.25
 _MAX_OVERSLEEP_S = 0.3
@@ -70,13 +70,13 @@ class OperatorReplica:
         self,
         scheduler: Scheduler,
         network: Network,
-        server: ApiServer,
-        settings: Settings,
+        server: SimulatedApiServer,
+        settings: OperatorSettings,
         host: str,
         skew_s: float,
         on_write: OnWrite,
     ) -> None:
-        self.process = Process(scheduler, host)
+        self.process = SimulatedProcess(scheduler, host)
         self._scheduler = scheduler
         self._network = network
         self._server = server
@@ -217,7 +217,7 @@ class _Cache(ClusterCache):
         self,
         api: SimulatedClient,
         clock: Callable[[], float],
-        process: Process,
+        process: SimulatedProcess,
         program: Callable[[], Program],
     ) -> None:
         super().__init__(api, None, clock, monotonic=lambda: process.scheduler.now)

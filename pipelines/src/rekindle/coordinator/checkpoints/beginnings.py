@@ -104,7 +104,7 @@ class Beginnings:
             if node is None or self._begun.get(node.id, NO_EPOCH) < max(epoch, 0):
                 continue
             kind = kind_of(node.spec)
-            if kind is None or not kind.has_state:
+            if kind is None or not kind.needs_all_rows:
                 continue
             missed = self._missed[name]
             after_us = self._bound(m for m in missed if m.source != own)
@@ -143,12 +143,12 @@ class Beginnings:
             return _missing_results(gap, written_us, newest_us)
         of_window, windows = window
         lacks_us = self._bound(self._missed[of_window]) if is_newest else newest_us
-        first_us = _first_start(windows, written_us - windows.size_us)
-        complete_us = _first_start(windows, lacks_us)
+        first_us = windows.first_open(written_us)
+        complete_us = windows.first_complete(lacks_us)
         if begun_us == END_OF_INPUT:  # no window is written any more
-            complete_us = max(complete_us, _first_start(windows, newest_us))
+            complete_us = max(complete_us, windows.first_complete(newest_us))
         else:
-            complete_us = max(complete_us, _first_start(windows, begun_us - windows.size_us))
+            complete_us = max(complete_us, windows.first_open(begun_us))
         if newest_us == NO_WATERMARK:
             return _missing_results(gap, NO_WATERMARK, NO_WATERMARK)
         return _missing_results(gap, first_us, complete_us) if first_us < complete_us else None
@@ -175,11 +175,6 @@ class Beginnings:
 def _windows(spec: SourceSpec | OperatorSpec) -> Windows | None:
     kind = kind_of(spec)
     return kind.windows() if kind is not None else None
-
-
-def _first_start(windows: Windows, after_us: int) -> int:
-    """The start of the first window that begins after a time."""
-    return (after_us // windows.slide_us + 1) * windows.slide_us
 
 
 def _missing_results(gap: Gap, from_us: int, to_us: int) -> MissingResults:

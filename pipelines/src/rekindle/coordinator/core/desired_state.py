@@ -21,12 +21,7 @@ from rekindle.topology.model import Partition
 
 def ask_only(topology: str, fence: int, boot: str, generation: int, task: Task) -> PollRequest:
     """A poll without desired state: it only requests the task's progress."""
-    ref = TaskRef(
-        segment=task.slot.segment,
-        partition=task.slot.partition,
-        replica=task.slot.replica,
-        incarnation=task.pod.incarnation,
-    )
+    ref = TaskRef.of(task.slot, task.pod.incarnation)
     return PollRequest(
         topology=topology,
         fence=fence,

@@ -249,7 +249,7 @@ class Coordinator:
 
     def woken(self, now: float) -> list[Effect]:
         """Time has passed."""
-        silent = self.membership.ticked(now) if self._polling_since is not None else []
+        silent = self.membership.woken(now) if self._polling_since is not None else []
         isolated = self._isolated
         self._isolated = self._find_isolation(now)
         if silent or isolated != self._isolated:

@@ -12,7 +12,7 @@ from typing import Any
 from rekindle import names
 from rekindle.coordinator.model import Generation, Pod
 from rekindle.errors import RekindleError
-from rekindle.report import Report, to_json
+from rekindle.report import Report, report_json
 from rekindle.topology.model import Slot, Topology
 
 Json = dict[str, Any]
@@ -90,7 +90,7 @@ def status_patch(namespace: str, name: str, uid: str, report: Report) -> Json:
         "apiVersion": names.API_VERSION,
         "kind": names.KIND,
         "metadata": {"name": name, "namespace": namespace, "uid": uid},
-        "status": {"dataPlane": to_json(report)},
+        "status": {"dataPlane": report_json(report)},
     }
 
 

@@ -84,16 +84,16 @@ class Lending:
         lender = _lender(task, replicas, is_suspected)
         if lender is None or lender.response is None:
             return None
-        lent = lender.response.lent
-        if lent is not None and lent.epoch >= refs[0].epoch:
+        lent, asked = lender.response.lent, before is not None and before.boot == response.boot_id
+        # Only after it was asked: what it lends to nobody may expire at any moment.
+        if asked and lent is not None and lent.epoch >= refs[0].epoch:
             endpoint = Endpoint(
                 address=lender.endpoint,
                 replica=lender.slot.replica,
                 incarnation=lender.pod.incarnation,
             )
             return lent.model_copy(update={"lender": endpoint})
-        same = before is not None and before.boot == response.boot_id
-        since = before.since if before is not None and same else now
+        since = before.since if before is not None and asked else now
         if now - since < ANSWER_S:
             self._requests[task.slot] = _Request(response.boot_id, since, lender.slot)
         return None

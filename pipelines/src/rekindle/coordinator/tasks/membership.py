@@ -257,7 +257,7 @@ class Membership:
         for task in self:
             task.known_since = now
 
-    def ticked(self, now: float) -> list[Task]:
+    def woken(self, now: float) -> list[Task]:
         """Suspect silent tasks; returns those that became suspected."""
         if self._last_tick is not None and now - self._last_tick > MAX_TICK_GAP_S:
             self._extend_timers(now - self._last_tick - MAX_TICK_GAP_S, now)

@@ -5,7 +5,7 @@ Design: docs/decisions/0056-operators-and-tables.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -33,6 +33,10 @@ class Aggregation(Enum):
     HASHED = "one Spark task, hash aggregation"
     SORTED = "one Spark task, rows sorted by key and order, sort-based aggregation"
     PARTITIONED = "the same in eight hash partitions"
+
+
+Evaluate = Callable[[str, Mapping[str, pa.Table]], pa.Table]
+"""Runs SQL over views, which keeps the order of rows. Raises as `rekindle.engine.model.Chain`."""
 
 
 class Analyze(Protocol):
@@ -91,10 +95,12 @@ class Operator(Protocol):
         rows: Sequence[pa.Table | None],
         clock: Clock,
         files: RunFiles | None,
+        evaluate: Evaluate,
     ) -> Advanced:
         """Process the epochs of a call. `rows`: the result of `query`, or the rows of each input;
         None if there are none. Gives the same bits for one call of many epochs as for many calls.
-        `files`: for rows that do not fit into memory. Raises DiskFull."""
+        `files`: for rows that do not fit into memory. `evaluate`: for expressions on which the next
+        tables depend. Raises DiskFull, and what `evaluate` raises."""
         ...
 
     def view(self, rows: pa.Table) -> pa.Table:

@@ -1,4 +1,5 @@
-"""The operator `window`: SQL before and after its state (`rekindle.engine.window_state`). Pure.
+"""The operator `window`: SQL before and after its state. What differs between kinds of windows is
+in `rekindle.engine.operators.window_kinds`. Pure.
 
 Design: docs/design/engine.md#windows.
 """
@@ -12,15 +13,22 @@ from functools import cached_property
 import pyarrow as pa
 
 from rekindle.arrow_types import TIMESTAMP, topology_type
-from rekindle.engine.epochs import EPOCH, LATE_BEFORE, SYSTEM_COLUMNS, Clock
+from rekindle.engine.epochs import EPOCH, SYSTEM_COLUMNS, Clock
 from rekindle.engine.exact_sums import combine_all_sums, combined_partials, is_wide, split_sum
 from rekindle.engine.model import DroppedRows
-from rekindle.engine.operators.base import ONLY_TABLE, Advanced, Aggregation, Analyze, view_name
+from rekindle.engine.operators.base import (
+    ONLY_TABLE,
+    Advanced,
+    Aggregation,
+    Analyze,
+    Evaluate,
+    view_name,
+)
+from rekindle.engine.operators.window_kinds import ROW_TIME, WindowComputation, computation_of
 from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import PANE, RunShape
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.window_assigners import WindowAssigner, assigner_of
-from rekindle.engine.window_state import LATE, NULL_EVENT_TIME, ROW_COUNT, WindowShape, advance
+from rekindle.engine.window_state import ROW_COUNT, ROW_ORDER, GroupShape
 from rekindle.errors import OperatorRefused
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.schema import is_number
@@ -36,8 +44,6 @@ from rekindle.topology.sql.tokens import quote
 from rekindle.topology.windows.kind import END, START
 from rekindle.topology.windows.registry import windows_of
 
-ORDER = "__r"
-"""Column of a row's position in the input's order."""
 TIME_OFFSET = "__time_offset"
 """Column of the microseconds to subtract from event time, if inputs differ in them: 1 where event
 time is the end of a window, which is exclusive, so that the row is in the panes of that window and
@@ -46,11 +52,11 @@ not in the next ones; 0 elsewhere."""
 
 @dataclass(frozen=True, slots=True)
 class WindowSql:
-    """What the SQL of a window needs; `decomposition` as in its aggregates, or with sums of wide
-    decimals divided into two."""
+    """What the SQL of a window needs; `decomposition` as in its aggregates and with the partials of
+    its kind, or also with sums of wide decimals divided into two."""
 
     node: Node
-    assigner: WindowAssigner
+    computation: WindowComputation
     keys: tuple[str, ...]
     decomposition: Decomposition
     time: str  # SQL of a row's event time in microseconds
@@ -65,7 +71,7 @@ class WindowOperator:
     """Implements `rekindle.engine.operators.base.Operator`."""
 
     sql: WindowSql
-    shape: WindowShape
+    shape: GroupShape
 
     delay_us = 0
 
@@ -75,7 +81,7 @@ class WindowOperator:
 
     @property
     def tables(self) -> Mapping[str, RunShape]:
-        return {ONLY_TABLE: self.shape.run_shape}
+        return self.sql.computation.tables(self.shape)
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -96,17 +102,18 @@ class WindowOperator:
         rows: Sequence[pa.Table | None],
         clock: Clock,
         files: RunFiles | None,
+        evaluate: Evaluate,
     ) -> Advanced:
         (partials,) = rows
-        done = advance(self.shape, tables[ONLY_TABLE], partials, clock, files)
+        kind = self.sql.computation
+        done, further = kind.advance(self.shape, tables, partials, clock, files)
         dropped = DroppedRows(done.late, done.null_event_time)
-        return Advanced({ONLY_TABLE: done.state}, done.closed, dropped)
+        return Advanced({**further, ONLY_TABLE: done.state}, done.closed, dropped)
 
     def view(self, rows: pa.Table) -> pa.Table:
         """The bounds, keys and partials of closed windows."""
-        start = rows.column(PANE).to_numpy()
-        ends = self.shape.assigner.ends(start)
-        bounds = [pa.array(times).cast(TIMESTAMP) for times in (start, ends)]
+        times = self.sql.computation.bounds(rows)
+        bounds = [pa.array(column).cast(TIMESTAMP) for column in times]
         rest = combine_all_sums(rows, self.shape).select(self.output.names[len(bounds) :])
         table = pa.table([*bounds, *rest.columns], names=self.output.names)
         return table.cast(self.output, safe=False)
@@ -144,25 +151,28 @@ def open_window(
             message = f"operator {node.name}: {data_type} can be neither a key nor an aggregate"
             raise OperatorRefused(message, node.name)
     assert found.get_field_index(ROW_COUNT) >= 0
-    return WindowOperator(sql, WindowShape(sql.assigner, key_types, partials, wide_sums))
+    return WindowOperator(sql, GroupShape(key_types, partials, wide_sums))
 
 
 def window_sql(node: Node, topology: Topology) -> WindowSql:
     column = topology.nodes[node.inputs[0]].event_time
     assert column is not None, f"{node.name}: validation requires an event time"
     time = f"unix_micros(CAST({quote(column)} AS TIMESTAMP))"
-    offsets = tuple(int(topology.nodes[name].at_window_end) for name in node.inputs)
+    assert isinstance(node.spec, OperatorSpec)
+    window = node.spec.window
+    assert window is not None
+    decomposition, kind = decompose(window.aggregate), computation_of(windows_of(window))
+    offsets = tuple(
+        int(topology.nodes[name].at_window_end and not kind.partials) for name in node.inputs
+    )
     same = len(set(offsets)) == 1
     if not same:
         time = f"{time} - {TIME_OFFSET}"
     elif offsets[0]:
         time = f"{time} - {offsets[0]}L"
-    assert isinstance(node.spec, OperatorSpec)
-    window = node.spec.window
-    assert window is not None
-    decomposition, windows = decompose(window.aggregate), assigner_of(windows_of(window))
-    keys = window.group_by
-    return WindowSql(node, windows, keys, decomposition, time, () if same else offsets)
+    partials = (*decomposition.partials, *kind.partials)
+    decomposition = replace(decomposition, partials=partials)
+    return WindowSql(node, kind, window.group_by, decomposition, time, () if same else offsets)
 
 
 def _partials(
@@ -223,10 +233,11 @@ def _can_hash(data_type: pa.DataType) -> bool:
 
 
 def _partials_sql(window: WindowSql, inputs: Sequence[str], method: Aggregation) -> str:
-    """SQL that aggregates each (group, pane, epoch) in row order, in a single Spark task,
-    or in eight if PARTITIONED."""
+    """SQL that aggregates each (group, pane, epoch), or each row, in row order, in a single Spark
+    task, or in eight if PARTITIONED."""
     keys = [f"__k{i}" for i in range(len(window.keys))]
-    group = ", ".join([*keys, PANE, EPOCH])
+    by_row = window.computation.is_by_row
+    group = ", ".join([*keys, PANE, EPOCH, *([ROW_ORDER] if by_row else [])])
     columns = [(time_without_date_as_null(p.sql), p.name) for p in window.decomposition.partials]
     partials = "".join(f", {sql} AS {name}" for sql, name in columns)
     hint = (
@@ -234,8 +245,9 @@ def _partials_sql(window: WindowSql, inputs: Sequence[str], method: Aggregation)
         if method is Aggregation.PARTITIONED
         else "COALESCE(1)"
     )
-    sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ORDER}"
-    rows = _rows_with_panes_sql(window, inputs, hint, ordered=method is not Aggregation.HASHED)
+    sort = "" if method is Aggregation.HASHED else f" SORT BY {group}, {ROW_ORDER}"
+    ordered = by_row or method is not Aggregation.HASHED
+    rows = _rows_with_panes_sql(window, inputs, hint, ordered=ordered)
     return f"SELECT {group}, count(1) AS {ROW_COUNT}{partials} FROM ({rows}{sort}) GROUP BY {group}"
 
 
@@ -246,26 +258,20 @@ def _rows_with_panes_sql(
     *,
     ordered: bool,
 ) -> str:
-    """SQL that adds columns to the rows: pane, canonical keys, position in the input's order.
-
-    A window consists of panes of one slide each (`rekindle.engine.window_state`). A row gets LATE
-    if it is late for the newest window of its pane. An end beyond 64 bits wraps to before the pane:
-    such a row is not late, and `rekindle.engine.window_state` counts it as untimed.
+    """SQL that adds columns to the rows: pane, canonical keys, position in the input's order, and
+    event time, if the kind has partials of it.
 
     Row-wise SQL keeps the input's order on any number of cores, so `monotonically_increasing_id`,
     which grows with partition and row, is that order; unlike a row number it also distinguishes
     the rows that `explode` outputs for one row.
     """
-    pane = window.assigner.pane_sql(window.time)
-    last_end = window.assigner.last_end_sql(pane)
-    pane_column = (
-        f"CASE WHEN {window.time} IS NULL THEN {NULL_EVENT_TIME}L"
-        f" WHEN {last_end} BETWEEN {pane} AND {LATE_BEFORE} THEN {LATE}L ELSE {pane} END AS {PANE}"
-    )
+    pane_column = f"{window.computation.pane_sql(window.time)} AS {PANE}"
     keys = [
         _canonical(n, n in window.float_keys) + f" AS __k{i}" for i, n in enumerate(window.keys)
     ]
-    order = [f"monotonically_increasing_id() AS {ORDER}"] if ordered else []
+    order = [f"monotonically_increasing_id() AS {ROW_ORDER}"] if ordered else []
+    if window.computation.partials:
+        order.append(f"{window.time} AS {ROW_TIME}")
     if len(inputs) == 1:
         rows = quote(inputs[0])
     else:

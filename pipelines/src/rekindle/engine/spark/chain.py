@@ -184,7 +184,7 @@ class SparkChain:
         for prepared in self._steps_for_one_epoch if len(epochs) == 1 else self._steps_for_epochs:
             rows = self._run(prepared, views, to_view, span)
             if (operator := prepared.step.end) is not None:
-                states, found = self._advance(operator, states, rows, clock)
+                states, found = self._advance(operator, states, rows, clock, span)
                 clock = _delayed(clock, operator.delay_us)
                 views = {view_name(operator): found}
                 to_view = partial(_view, operator=operator, clock=clock)
@@ -268,10 +268,14 @@ class SparkChain:
         states: Mapping[str, OperatorState],
         rows: Sequence[pa.Table | None],
         clock: Clock,
+        span: str,
     ) -> tuple[Mapping[str, OperatorState], pa.Table]:
         ids = tables_of(operator)
+        what = f"operator {operator.node.name}, {span}"
         tables = {name: states.get(table, EMPTY) for name, table in ids.items()}
-        advanced = operator.advance(tables, rows, clock, self._run_files)
+        advanced = operator.advance(
+            tables, rows, clock, self._run_files, partial(self._sql_runner.run, what=what)
+        )
         dropped = self._history.dropped[operator.node.name]
         dropped.late += advanced.dropped.late
         dropped.null_event_time += advanced.dropped.null_event_time

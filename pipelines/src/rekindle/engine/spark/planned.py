@@ -50,8 +50,9 @@ class ArrowTransfer:
         self._read = _jvm(session).PythonSQLUtils.readArrowStreamFromFile
 
     def batches(self, table: pa.Table) -> JavaObject:
-        """An iterator, in the JVM, of at least one batch."""
-        batches = table.to_batches(max_chunksize=BATCH_ROWS)
+        """An iterator, in the JVM, of at least one batch. Spark takes a batch without rows for the
+        end: a table of several epochs has one where an epoch without rows is not copied."""
+        batches = [b for b in table.to_batches(max_chunksize=BATCH_ROWS) if b.num_rows]
         return self._sent(table.schema, batches or [_no_rows(table.schema)])
 
     def no_rows(self, schema: pa.Schema, batches: int) -> JavaObject:

@@ -65,15 +65,16 @@ def rows_to_keep(
     return pa.table([*columns, *keys, *values], schema=shape.schema)
 
 
-def keep(state: OperatorState, rows: pa.Table) -> OperatorState:
-    """With rows of the epochs of a call (`rows_to_keep`), in the order of their numbers. Those of
-    panes that are not live are left out."""
+def keep(state: OperatorState, rows: pa.Table, epochs: Int64s | None = None) -> OperatorState:
+    """With rows of the epochs of a call (`rows_to_keep`), in order. Those of panes that are not
+    live are left out. `epochs`: of each row; without it, that of its number."""
+    epochs = epochs_of(int64s(rows.column(NUMBER))) if epochs is None else epochs
     panes = int64s(rows.column(PANE))
     if len(panes) and int(panes.min()) < state.first_live_pane_us:
-        rows = rows.filter(pa.array(panes >= state.first_live_pane_us))
+        live = panes >= state.first_live_pane_us
+        rows, epochs = rows.filter(pa.array(live)), epochs[live]
     if not rows.num_rows:
         return state
-    epochs = epochs_of(int64s(rows.column(NUMBER)))
     starts = np.flatnonzero(np.diff(epochs, prepend=-1))
     of_epochs = [
         (int(epochs[first]), sort(rows.slice(first, end - first)))

@@ -102,11 +102,11 @@ def find(state: OperatorState, slice_us: int, probes: Probes) -> Found:
     runs: list[Run] = []
     parts: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
     for run, seq in _touched(state, slice_us, ordered.low, ordered.high):
-        found = _find_in_run(run, slice_us, ordered, state.first_live_pane_us)
-        if seq is not None:
-            found = [_not_folded(state, seq, pane, ordered.hashes, part) for pane, part in found]
-        else:
-            found = [part for _, part in found]
+        by_pane = _find_in_run(run, slice_us, ordered, state.first_live_pane_us)
+        found = [
+            part if seq is None else _not_folded(state, seq, pane, ordered.hashes, part)
+            for pane, part in by_pane
+        ]
         found = [part for part in found if len(part[0])]
         parts += [(p, np.full(len(p), len(runs)), first, length) for p, first, length in found]
         runs += [run] if found else []

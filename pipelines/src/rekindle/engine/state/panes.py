@@ -17,7 +17,7 @@ Design: docs/decisions/0044-window-state.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -34,6 +34,7 @@ from rekindle.engine.state.runs import (
     concatenate,
     fold,
     int64s,
+    numbers_of_ranges,
     rows_within,
     sort,
 )
@@ -65,7 +66,22 @@ def closing_windows(panes: Int64s, pane_us: int, count: int, before: int, after:
     last = min(max(after // pane_us - count, lowest - 1), highest)
     low, high = np.maximum(numbers - count + 1, first), np.minimum(numbers, last)
     low[1:] = np.maximum(low[1:], high[:-1] + 1)  # windows of several panes only once
-    return _numbers_of_ranges(low, np.maximum(high - low + 1, 0))
+    return numbers_of_ranges(low, np.maximum(high - low + 1, 0))
+
+
+def closing_cumulative_windows(
+    panes: Int64s, pane_us: int, count: int, before: int, after: int
+) -> tuple[Int64s, Int64s]:
+    """As `closing_windows`, of windows of 1 to `count` panes that begin at multiples of `count`
+    panes. Each as the number of its first pane, and of how many panes it has; ordered by end."""
+    numbers = panes // pane_us
+    first_panes, at = np.unique(numbers - numbers % count, return_index=True)
+    low = np.maximum(numbers[at], before // pane_us)
+    high = np.minimum(first_panes + count - 1, after // pane_us - 1)
+    lengths = np.maximum(high - low + 1, 0)
+    last_panes = numbers_of_ranges(low, lengths)
+    begins = np.repeat(first_panes, lengths)
+    return begins, last_panes - begins + 1
 
 
 def windows(
@@ -88,10 +104,12 @@ def each_window(
     first_panes: Int64s,
     add: Callable[[pa.Table], None],
     files: RunFiles | None = None,
+    counts: Int64s | None = None,
 ) -> OperatorState:
     """As `windows`, but passes the rows to `add` in portions of a bounded size, in any order.
     `files`: for tree nodes, since the first window after a restore computes all of its nodes.
-    Raises DiskFull."""
+    `counts`: how many panes each window has, if not all have `count`; then `__w` is the start of
+    its last pane. Raises DiskFull."""
     if not len(first_panes):
         return state
     first, last = int(first_panes[0]), int(first_panes[-1])
@@ -100,12 +118,31 @@ def each_window(
             wanted = np.isin(int64s(rows.column(PANE)), first_panes * pane_us)
             add(rows if wanted.all() else rows.filter(pa.array(wanted)))
         return state
+    if counts is None:
+        counts, starts = np.full(len(first_panes), count), first_panes * pane_us
+    else:
+        starts = (first_panes + counts - 1) * pane_us
+    chosen = _Windows(first_panes, counts, starts)
     if count < FAN_OUT:
         for buckets in _bucket_ranges(state.rows, state.nbytes):
             panes = read(shape, state, first * pane_us, (last + count) * pane_us, buckets)
-            _fold_panes(shape, panes, pane_us, count, first_panes, add)
+            _fold_panes(shape, panes, pane_us, chosen, add)
         return state
-    return _from_tree_nodes(shape, state, pane_us, count, first_panes, add, files)
+    return _from_tree_nodes(shape, state, pane_us, chosen, add, files)
+
+
+@dataclass(frozen=True, slots=True)
+class _Windows:
+    """Windows that are combined at once: for each its first pane, how many panes it has, and what
+    its rows get as `__w`."""
+
+    first_panes: Int64s
+    counts: Int64s
+    starts: Int64s
+
+    def part(self, begin: int, end: int) -> _Windows:
+        columns = (self.first_panes, self.counts, self.starts)
+        return _Windows(*(column[begin:end] for column in columns))
 
 
 def without_stale_tree_nodes(state: OperatorState, touched: Int64s, pane_us: int) -> OperatorState:
@@ -157,20 +194,19 @@ def _fold_panes(
     shape: RunShape,
     panes: pa.Table,
     pane_us: int,
-    count: int,
-    first_panes: Int64s,
+    chosen: _Windows,
     add: Callable[[pa.Table], None],
 ) -> None:
     """Passes windows of fewer than FAN_OUT panes, which are the left fold of their panes, to
     `add`."""
     column = int64s(panes.column(PANE))
-    low = np.searchsorted(column, first_panes * pane_us)
-    high = np.searchsorted(column, (first_panes + count) * pane_us)
+    low = np.searchsorted(column, chosen.first_panes * pane_us)
+    high = np.searchsorted(column, (chosen.first_panes + chosen.counts) * pane_us)
     lengths = high - low
     for begin, end in _portions(lengths, panes.num_rows, panes.nbytes):
         part = lengths[begin:end]
-        rows = panes.take(pa.array(_numbers_of_ranges(low[begin:end], part)))
-        add(_fold_as(shape, rows, np.repeat(first_panes[begin:end] * pane_us, part)))
+        rows = panes.take(pa.array(numbers_of_ranges(low[begin:end], part)))
+        add(_fold_as(shape, rows, np.repeat(chosen.starts[begin:end], part)))
 
 
 def _portions(lengths: Int64s, rows: int, nbytes: int) -> list[tuple[int, int]]:
@@ -186,23 +222,23 @@ def _from_tree_nodes(
     shape: RunShape,
     state: OperatorState,
     pane_us: int,
-    count: int,
-    first_panes: Int64s,
+    chosen: _Windows,
     add: Callable[[pa.Table], None],
     files: RunFiles | None,
 ) -> OperatorState:
     cache = _TreeNodes(shape, state, pane_us, files)
     at_once = _windows_at_once(state)
-    for at in range(0, len(first_panes), at_once):
-        portion = first_panes[at : at + at_once]
-        parts = [tree_nodes_of(start, count) for start in portion.tolist()]
+    for at in range(0, len(chosen.first_panes), at_once):
+        portion = chosen.part(at, at + at_once)
+        ranges = zip(portion.first_panes.tolist(), portion.counts.tolist(), strict=True)
+        parts = [tree_nodes_of(first, count) for first, count in ranges]
         wanted = sorted({node for nodes in parts for node in nodes})
         for buckets in cache.bucket_ranges:
             found = cache.tables(wanted, buckets)
             lengths = np.array([sum(found[n].num_rows for n in nodes) for nodes in parts])
             for begin, end in _portions(lengths, state.rows, state.nbytes):
                 rows = _rows_of_windows(shape, found, parts[begin:end])
-                start = np.repeat(portion[begin:end] * pane_us, lengths[begin:end])
+                start = np.repeat(portion.starts[begin:end], lengths[begin:end])
                 add(_fold_as(shape, rows, start))
     return replace(state, tree_nodes=cache.kept)
 
@@ -227,15 +263,8 @@ def _rows_of_windows(
     numbers = {node: number for number, node in enumerate(nodes)}
     order = np.array([numbers[node] for of_window in windows for node in of_window])
     return rows.take(
-        pa.array(_numbers_of_ranges(np.cumsum(lengths)[order] - lengths[order], lengths[order]))
+        pa.array(numbers_of_ranges(np.cumsum(lengths)[order] - lengths[order], lengths[order]))
     )
-
-
-def _numbers_of_ranges(firsts: Int64s, lengths: Int64s) -> Int64s:
-    """The numbers in each range (its first number, its length), one range after another."""
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    numbers: Int64s = np.repeat(firsts, lengths) + within
-    return numbers
 
 
 class _TreeNodes:

@@ -7,8 +7,9 @@ Design: docs/decisions/0044-window-state.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+import numpy as np
 import pyarrow as pa
 
 from rekindle.engine.state.operator import (
@@ -24,15 +25,21 @@ from rekindle.engine.state.runs import (
     BUCKETS,
     HASH,
     PANE,
+    Int64s,
     Run,
     RunShape,
+    Uint64s,
     bucket_of,
     concatenate,
     fold,
     int64s,
+    numbers_of_ranges,
+    rows_within,
     uint64s,
 )
 
+GROUP_ROWS, GROUP_BYTES = 1 << 18, 16 << 20
+"""Limit on rows of groups that are read at once, if that is more than one group."""
 READ_PAGES = 16
 """Number of pages that are folded at once, which limits the memory for reading a whole base."""
 ALL_BUCKETS = (0, BUCKETS)
@@ -122,3 +129,82 @@ def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
         if low < high:
             yield rows.slice(low, high - low)
         first = run.position(pane, BUCKETS)
+
+
+def read_groups(
+    shape: RunShape, state: OperatorState, first: int, end: int, hashes: Uint64s
+) -> pa.Table:
+    """As `read`, but only rows with these hashes (ascending, each once), and without reading the
+    others."""
+    first = max(first, state.first_live_pane_us)
+    if first >= end or state.is_empty or not len(hashes):
+        return shape.schema.empty_table()
+    runs = [
+        *((page.run, None) for page in state.pages if page.run is not None),
+        *((delta.run, delta.seq) for delta in state.deltas),
+    ]
+    touched = [(run, seq) for run, seq in runs if overlaps(run, first, end)]
+    prioritize(run for run, _ in touched if not run.is_available)
+    tables = []
+    for run, seq in touched:
+        chosen = _rows_of_groups(run, first, end, hashes)
+        if seq is not None and len(chosen):
+            page = pages_of(state, run.panes[chosen], bucket_of(run.hashes[chosen]))
+            chosen = chosen[state.folded_through[page] < seq]
+        if len(chosen):
+            tables.append(run.table.take(pa.array(chosen)))
+    return fold(shape, tables)
+
+
+def _rows_of_groups(run: Run, first: int, end: int, hashes: Uint64s) -> Int64s:
+    """The indices of rows in the panes from `first` to before `end` with one of these hashes."""
+    found = [np.zeros(0, dtype=np.int64)]
+    for pane, low, high in run.panes_at:
+        if not first <= pane < end:
+            continue
+        rows = run.hashes[low:high]
+        begin, after = hashes.searchsorted(rows[0]), hashes.searchsorted(rows[-1], "right")
+        some = hashes[begin:after]
+        if not len(some):
+            continue
+        if high - low > len(some):
+            firsts = np.searchsorted(rows, some)
+            lengths = np.searchsorted(rows, some, "right") - firsts
+            found.append(numbers_of_ranges(firsts + low, lengths))
+        else:
+            at = np.minimum(np.searchsorted(some, rows), len(some) - 1)
+            found.append(np.flatnonzero(some[at] == rows) + low)
+    return np.concatenate(found)
+
+
+def portions_of_groups(
+    state: OperatorState, rows: pa.Table, hashes: Uint64s, further: int = 0
+) -> Sequence[Uint64s]:
+    """The hashes, ascending and each once, in portions whose groups have about GROUP_ROWS rows or
+    GROUP_BYTES. `hashes`: of each row of a group; `rows`: some more of the operator's, from whose
+    size and the state's that of a row is known; `further`: how many more rows a group may have."""
+    if not len(hashes):
+        return ()
+    groups, counts = np.unique(hashes, return_counts=True)
+    count, nbytes = state.rows + rows.num_rows, state.nbytes + rows.nbytes
+    size = rows_within(GROUP_ROWS, GROUP_BYTES, count, nbytes)
+    ends = np.cumsum(counts + further)
+    cuts = np.searchsorted(ends, np.arange(size, int(ends[-1]), size))
+    return [part for part in np.split(groups, np.unique(cuts)) if len(part)]
+
+
+def hashes_between(
+    state: OperatorState, first: int, end: int, column: str, low: int, high: int
+) -> Uint64s:
+    """The hash of each row of any run, in the panes from `first` to before `end`, whose value in a
+    column of integers without NULLs is from `low` to `high`, both included: of all rows whose
+    minimum or maximum is, and of some others that are merged with another row."""
+    first = max(first, state.first_live_pane_us)
+    runs = [run for run in state.runs() if overlaps(run, first, end)]
+    prioritize(run for run in runs if not run.is_available)
+    found = [np.zeros(0, dtype=np.uint64)]
+    for run in runs:
+        begin, after = run.position(first, 0), run.position(end, 0)
+        values = int64s(run.table.column(column))[begin:after]
+        found.append(run.hashes[begin:after][(values >= low) & (values <= high)])
+    return np.concatenate(found)

@@ -42,8 +42,8 @@ Partitions use the hash modulo their number, so each partition has rows in all b
 change without a new state format."""
 _SHIFT = 64 - BUCKET_BITS
 
-Merge = Literal["sum", "min", "max"]
-"""How partials of one group and pane are merged."""
+Merge = Literal["sum", "min", "max", "newest"]
+"""How partials of one group and pane are merged; `newest`: replaced."""
 Int64s = npt.NDArray[np.int64]
 Uint64s = npt.NDArray[np.uint64]
 
@@ -241,6 +241,22 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=shape.schema)
 
 
+def group_numbers(rows: pa.Table) -> Int64s:
+    """The number of each row's group: rows of one key have the same, in whatever panes."""
+    rows = rows.set_column(0, PANE, pa.array(np.zeros(rows.num_rows, dtype=np.int64)))
+    order, first = _groups(rows.combine_chunks())
+    numbers = np.empty(len(order), dtype=np.int64)
+    numbers[order] = np.cumsum(first) - 1
+    return numbers
+
+
+def numbers_of_ranges(firsts: Int64s, lengths: Int64s) -> Int64s:
+    """The numbers in each range (its first number, its length), one range after another."""
+    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    numbers: Int64s = np.repeat(firsts, lengths) + within
+    return numbers
+
+
 def _order_of_kept(rows: pa.Table) -> Int64s:
     columns = [int64s(rows.column(name)) for name in (NUMBER, TIME, HASH, PANE)]
     order: Int64s = np.lexsort(columns)
@@ -301,11 +317,17 @@ def _groups_by_keys(rows: pa.Table) -> tuple[Int64s, npt.NDArray[np.bool_]]:
 def _equal_keys(rows: pa.Table, one: Int64s, other: Int64s) -> npt.NDArray[np.bool_]:
     equal = np.ones(len(one), dtype=np.bool_)
     for name in _keys(rows):
-        values = _comparable(_array(rows.column(name)))
-        left, right = _take(values, one), _take(values, other)
-        nulls = pc.and_(left.is_null(), right.is_null())
-        found = pc.or_(pc.fill_null(pc.equal(left, right), False), nulls)
-        equal &= found.to_numpy(zero_copy_only=False)
+        values = _array(rows.column(name))
+        equal &= equal_values(_take(values, one), _take(values, other))
+    return equal
+
+
+def equal_values(one: pa.Array, other: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values are equal as keys: NULL and NaN equal themselves, and −0.0 equals 0.0."""
+    left, right = _comparable(one), _comparable(other)
+    nulls = pc.and_(left.is_null(), right.is_null())
+    found = pc.or_(pc.fill_null(pc.equal(left, right), False), nulls)
+    equal: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False)
     return equal
 
 
@@ -323,7 +345,10 @@ def _comparable(values: pa.Array) -> pa.Array:
 
 
 def _merge(values: pa.Array, data_type: pa.DataType, merge: Merge, starts: Int64s) -> pa.Array:
-    """Merges the values between `starts` from left to right; NULLs are ignored."""
+    """Merges the values between `starts` from left to right; NULLs are ignored, but not by
+    `newest`."""
+    if merge == "newest":
+        return _take(values, np.append(starts[1:], len(values)) - 1)
     if merge == "sum" and pa.types.is_floating(data_type):
         return _sum_doubles(values, data_type, starts)
     if merge == "sum" and pa.types.is_integer(data_type):

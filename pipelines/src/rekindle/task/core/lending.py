@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.checkpoints.codec import LENT
-from rekindle.protocol import RestorePoint
-from rekindle.task.core.snapshots import Holder, Snapshot, SnapshotsFull
+from rekindle.protocol import PollRequest, RestorePoint
+from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.snapshots import Holder, SnapshotsFull, StateSnapshot
 from rekindle.task.state import TaskState
 
 LEND_S = 30.0
@@ -24,7 +25,7 @@ LEND_S = 30.0
 class SnapshotKeeper(Protocol):
     """`Snapshots`, or what guards them."""
 
-    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+    def take(self, holder: Holder, state: TaskState) -> StateSnapshot:
         """Raises SnapshotsFull."""
         ...
 
@@ -33,7 +34,7 @@ class SnapshotKeeper(Protocol):
 
 @dataclass(slots=True)
 class _Lent:
-    snapshot: Snapshot
+    snapshot: StateSnapshot
     read_at: float  # or lent, if it was not read yet
 
     @property
@@ -60,11 +61,20 @@ class LendingCore:
     def wake_at(self) -> float | None:
         return min((lent.expires_at for lent in self._lent.values()), default=None)
 
+    def poll_accepted(self, poll: PollRequest, newest: TaskState, now: float) -> None:
+        """`newest`: the task's newest state."""
+        if poll.lend:
+            committed = poll.committed
+            self.requested(newest, committed.epoch if committed is not None else NO_EPOCH, now)
+
     def requested(self, state: TaskState, not_before: int, now: float) -> None:
         """A poll asks for a state that is not older than an epoch. `state`: the newest one."""
         self.woken(now)
-        newest = self.newest
-        if state.epoch < not_before or (newest is not None and newest.epoch >= not_before):
+        newest = next(reversed(self._lent.values()), None)
+        if newest is not None and newest.snapshot.epoch >= not_before:
+            newest.read_at = now  # it will be
+            return
+        if state.epoch < not_before:
             return
         try:
             snapshot = self._snapshots.take(Holder.PARTNER, state)

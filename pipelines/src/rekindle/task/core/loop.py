@@ -32,6 +32,7 @@ from rekindle.streams.digest import chain_digest, chained_digest_from
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.state import TaskState
+from rekindle.transitions import InvalidTransition
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=2.0)
 
@@ -159,14 +160,10 @@ _SUBJECTS = {
 }
 
 
-class InvalidLoopEvent(RekindleError):
-    """An event that cannot happen in a phase of the loop: a bug in the task."""
-
-
 class LoopCore:
     """The loop of one task. `state`: after the newest epoch whose call is complete; `chained`: the
     digest of all output through the newest epoch in the log. All that can happen is a method that
-    returns effects, and raises InvalidLoopEvent in a phase for which the table does not have it."""
+    returns effects; InvalidTransition if the table does not have it for the phase."""
 
     def __init__(
         self,
@@ -204,7 +201,7 @@ class LoopCore:
 
     def _check(self, event: str) -> None:
         if event not in VALID_EVENTS[self.phase]:
-            raise InvalidLoopEvent(f"loop: {event} while {self.phase}")
+            raise InvalidTransition(f"loop: {event} while {self.phase}")
 
     # -- taking ----------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import EntryRef, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.snapshots import Holder, Snapshot, Snapshots, SnapshotsFull
+from rekindle.task.core.snapshots import Holder, Snapshots, SnapshotsFull, StateSnapshot
 from rekindle.task.state import TaskState
 
 PENDING = 2
@@ -62,8 +62,8 @@ class SaverCore:
         """`snapshots`: of the task; each state that waits or is being saved is one."""
         self.snapshots = snapshots or Snapshots()
         self.problem: str | None = None
-        self._pending: deque[Snapshot] = deque()
-        self._saving: Snapshot | None = None
+        self._pending: deque[StateSnapshot] = deque()
+        self._saving: StateSnapshot | None = None
         self._saved: deque[EntryRef] = deque()
         self._complete = True
         self._committed: RestorePoint | None = None

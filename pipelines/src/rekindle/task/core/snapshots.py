@@ -37,7 +37,7 @@ class SnapshotsFull(RekindleError):
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StateSnapshot:
     """`name` is unique in a task."""
 
     name: str
@@ -66,9 +66,9 @@ class Snapshots:
         self._most = most
         self._most_bytes = most_bytes
         self._taken = 0
-        self._snapshots: dict[str, Snapshot] = {}
+        self._snapshots: dict[str, StateSnapshot] = {}
 
-    def take(self, holder: Holder, state: TaskState) -> Snapshot:
+    def take(self, holder: Holder, state: TaskState) -> StateSnapshot:
         """Keep the task's newest state until it is released. Raises SnapshotsFull."""
         nbytes = sum(_beyond(self._snapshots.values(), state.operators).values())
         if len(self._snapshots) >= self._most or nbytes > self._most_bytes:
@@ -78,11 +78,11 @@ class Snapshots:
                 f"{self._most_bytes:,}"
             )
         self._taken += 1
-        snapshot = Snapshot(f"{holder}-{state.epoch}-{self._taken}", holder, state)
+        snapshot = StateSnapshot(f"{holder}-{state.epoch}-{self._taken}", holder, state)
         self._snapshots[snapshot.name] = snapshot
         return snapshot
 
-    def find(self, name: str) -> Snapshot | None:
+    def find(self, name: str) -> StateSnapshot | None:
         """None if it was released."""
         return self._snapshots.get(name)
 
@@ -98,7 +98,7 @@ class Snapshots:
         )
 
 
-def _beyond(snapshots: Iterable[Snapshot], newest: State) -> Mapping[int, int]:
+def _beyond(snapshots: Iterable[StateSnapshot], newest: State) -> Mapping[int, int]:
     """Bytes of the runs of snapshots that are in memory and that the newest state does not refer
     to; each run once, by its `id`."""
     kept = {id(run) for state in newest.operators.values() for run in state.runs()}

@@ -8,14 +8,13 @@ Design: docs/design/task.md#start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from rekindle.backoff import BackoffPolicy
-from rekindle.errors import RekindleError
 from rekindle.protocol import RestorePoint, TaskProblem
 from rekindle.task.core.problems import SetProblem
+from rekindle.transitions import StateMachine, Table
 
 _BACKOFF = BackoffPolicy(first_s=0.05, longest_s=5.0)
 
@@ -55,26 +54,25 @@ class StartStep(StrEnum):
     NOTHING = "nothing"
 
 
-NEXT: Mapping[StartStep, StartStep] = {
-    StartStep.RESTORE_POINT: StartStep.STATE,
-    StartStep.STATE: StartStep.INPUTS,
-    StartStep.INPUTS: StartStep.ENGINE,
-    StartStep.ENGINE: StartStep.NOTHING,
+NEXT: Table[StartStep, str] = {
+    StartStep.RESTORE_POINT: {
+        "start_requested": StartStep.STATE,
+    },
+    StartStep.STATE: {"step_succeeded": StartStep.INPUTS, "step_failed": StartStep.STATE},
+    StartStep.INPUTS: {"step_succeeded": StartStep.ENGINE, "step_failed": StartStep.INPUTS},
+    StartStep.ENGINE: {"step_succeeded": StartStep.NOTHING},
+    StartStep.NOTHING: {},
 }
 
 _SUBJECTS = {StartStep.STATE: "restore", StartStep.INPUTS: "source"}
 """The subject of the problem that a step reports; other steps report none."""
 
 
-class InvalidStart(RekindleError):
-    """An event that cannot happen while a task waits for something: a bug in the task."""
-
-
 class StartCore:
-    """The start of one task. `waits_for`: the step in progress, or that is tried again."""
+    """The start of one task."""
 
     def __init__(self) -> None:
-        self.waits_for = StartStep.RESTORE_POINT
+        self._machine = StateMachine("start", NEXT, StartStep.RESTORE_POINT)
         self._point: RestorePoint | None = None
         self._failures = 0  # of this step
         self._retry_at: float | None = None
@@ -83,21 +81,30 @@ class StartCore:
     def wake_at(self) -> float | None:
         return self._retry_at
 
-    # -- events; they raise InvalidStart ---------------------------------------------------------
+    @property
+    def waits_for(self) -> StartStep:
+        """The step in progress, or that is tried again."""
+        return self._machine.state
+
+    # -- events; they raise InvalidTransition ----------------------------------------------------
 
     def start_requested(self, point: RestorePoint, now: float) -> list[StartEffect]:
-        self._require(self.waits_for is StartStep.RESTORE_POINT, "start requested")
+        self._machine.step("start_requested")
         self._point = point
-        return self._advance()
+        return self._attempt()
 
     def step_succeeded(self, now: float) -> list[StartEffect]:
         """The last effect has succeeded."""
-        self._require(self.waits_for in NEXT and self._retry_at is None, "step succeeded")
-        return [*self._recovered(), *self._advance()]
+        assert self._retry_at is None, "no step is in progress"
+        recovered = self._recovered()
+        self._machine.step("step_succeeded")
+        self._failures = 0
+        return [*recovered, *self._attempt()]
 
     def step_failed(self, problem: TaskProblem, now: float) -> list[StartEffect]:
         """The last effect has failed, because something is missing, perhaps for a while."""
-        self._require(self.waits_for in _SUBJECTS and self._retry_at is None, "step failed")
+        assert self._retry_at is None, "no step is in progress"
+        self._machine.step("step_failed")
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
         return [SetProblem(_SUBJECTS[self.waits_for], problem)]
@@ -107,15 +114,6 @@ class StartCore:
         if self._retry_at is None or now < self._retry_at:
             return []
         self._retry_at = None
-        return self._attempt()
-
-    def _require(self, may_happen: bool, event: str) -> None:
-        if not may_happen:
-            raise InvalidStart(f"start: {event} while the task waits for {self.waits_for}")
-
-    def _advance(self) -> list[StartEffect]:
-        self.waits_for = NEXT[self.waits_for]
-        self._failures = 0
         return self._attempt()
 
     def _recovered(self) -> list[StartEffect]:

@@ -128,6 +128,7 @@ class TaskStatus:
         self.may_be_live = True
         self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
+        self.bad_records: Mapping[str, int] = {}  # by source; its inputs update it in place
         self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
         self._ref = ref
         self.boot_id = boot_id

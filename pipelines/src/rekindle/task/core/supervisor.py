@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from rekindle.errors import RekindleError
 from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment, Upstream
+from rekindle.transitions import InvalidTransition
 
 REPORT_FAILURE_S = 5.0
 """How long a failed task waits for the poll to which it reports the failure."""
@@ -160,10 +160,6 @@ NEXT: Mapping[ProcessPhase, frozenset[ProcessPhase]] = {
 }
 
 
-class InvalidProcessPhase(RekindleError):
-    """A change of the phase that cannot happen: a bug in the task."""
-
-
 class SupervisorCore:
     """The process of one task."""
 
@@ -191,7 +187,7 @@ class SupervisorCore:
         """Whether a poll requires this boot to end, because its results may be wrong."""
         return poll is not None and poll.recompute == self._boot_id
 
-    # -- events; they raise InvalidProcessPhase --------------------------------------------------
+    # -- events; they raise InvalidTransition ----------------------------------------------------
 
     def poll_accepted(self, poll: PollRequest, now: float) -> list[SupervisorEffect]:
         """The newest poll that is not `ask_only`: the desired state."""
@@ -283,5 +279,5 @@ class SupervisorCore:
 
     def _enter(self, phase: ProcessPhase) -> None:
         if phase not in NEXT[self.phase]:
-            raise InvalidProcessPhase(f"task: '{phase}' cannot follow '{self.phase}'")
+            raise InvalidTransition(f"task: '{phase}' cannot follow '{self.phase}'")
         self.phase = phase

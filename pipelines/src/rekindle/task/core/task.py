@@ -166,7 +166,8 @@ class TaskCore:
             effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
         if changed:
             effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(poll, now))
-            self._lend(poll)
+            if self.parts is not None and not self.supervisor.ended:
+                self.lending.poll_accepted(poll, self.parts.loop.state, now)
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -376,11 +377,6 @@ class TaskCore:
             effects += self.saver.entries_refused(entry.refused, self._now)
         return effects
 
-    def _lend(self, poll: PollRequest) -> None:
-        if poll.lend and self.parts is not None and not self.supervisor.ended:
-            not_before = poll.committed.epoch if poll.committed is not None else NO_EPOCH
-            self.lending.requested(self.parts.loop.state, not_before, self._now)
-
     def _apply_start_effects(self, start_effects: Sequence[StartEffect]) -> list[TaskEffect]:
         effects: list[TaskEffect] = []
         for effect in start_effects:
@@ -393,12 +389,9 @@ class TaskCore:
         if self.parts is None:
             return []
         ended: list[TaskEffect] = [EndComparison()] if self.parts.sinks.end_comparison() else []
-        progressed = self.supervisor.sinks_progressed(self._durable(), self._now)
+        durable = [core.next_epoch - 1 for core in self._sink_cores()]
+        progressed = self.supervisor.sinks_progressed(durable, self._now)
         return [*ended, *self._apply_supervisor_effects(progressed)]
-
-    def _durable(self) -> list[int]:
-        """The newest durable epoch of each sink."""
-        return [core.next_epoch - 1 for core in self._sink_cores()]
 
     # -- the loop --------------------------------------------------------------------------------
 

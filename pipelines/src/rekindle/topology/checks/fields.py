@@ -282,6 +282,9 @@ def _source(node: SourceSpec, path: str) -> Iterator[Problem]:
                 what = f"a source of the kind {kind} has 1 partition, not {node.partitions}"
                 hint = "leave it out, and distribute rows by keyBy of an operator"
                 yield Problem(f"{path}.partitions", "InvalidValue", what, hint)
+            if node.event_time and node.event_time.idle_after is not None and not given.is_live:
+                what = f"a source of the kind {kind} is never idle: its epochs close by themselves"
+                yield Problem(f"{path}.eventTime.idleAfter", "InvalidValue", what, "leave it out")
 
 
 def _operator(node: OperatorSpec, path: str) -> Iterator[Problem]:

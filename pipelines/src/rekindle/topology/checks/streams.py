@@ -100,7 +100,7 @@ def _check_expression(
 ) -> Iterator[Problem]:
     """Problems of an event time that is computed from the columns of `schema`."""
     if any(options is not None and not options.has_raw_columns for options in node.kinds.values()):
-        what = "only a source of files can compute event time from columns"
+        what = "only a source of files or kafka can compute event time from columns"
         yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
         return
     yield from _reserved(event_time.column, f"{path}.column")
@@ -161,7 +161,7 @@ def _partitions(
     path: str,
     problems: list[Problem],
 ) -> int:
-    if node.key_by or (kind is not None and kind.keys(0)):
+    if node.key_by or (kind is not None and kind.distributes_rows):
         return node.partitions or 1
     counts = {s.partitions for s in inputs.values()}
     inherits = kind is not None and kind.inherits_partitions

@@ -13,20 +13,16 @@ from rekindle.errors import Problem
 from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
-    EventTimeSpec,
+    JoinSpec,
     OperatorCheckpointSpec,
     OperatorSpec,
     RecoverySpec,
     SinkSpec,
-    SourceSpec,
     TopologySpec,
-    WindowSpec,
     kinds_of,
 )
-from rekindle.topology.windows.registry import unsupported_fields
 
 _HINT_PER_WINDOW = "leave it out: only the mode PerWindow uses it, which is not supported yet"
-_HINT_WINDOW = "use size, and slide for windows that overlap"
 
 _SUPPORTED_OPERATORS = " or ".join(KINDS)
 
@@ -56,21 +52,13 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     RecoverySpec: {
         "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),
     },
-    SourceSpec: _unsupported_kinds(SourceSpec, "source"),
-    EventTimeSpec: {
-        "idle_after": (
-            "idleAfter",
-            "leave it out: files and generators are never idle, their epochs close by themselves",
-        ),
-    },
     OperatorSpec: {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
         for kind in OperatorSpec.KINDS
         if kind not in KINDS
     },
-    WindowSpec: {
-        field: (f"a window by {WindowSpec.name_of(field)}", _HINT_WINDOW)
-        for field in unsupported_fields()
+    JoinSpec: {
+        "when_missing": ("whenMissing Block", "use EmitMatches, or leave it out"),
     },
     OperatorCheckpointSpec: {
         "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),

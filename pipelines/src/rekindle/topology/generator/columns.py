@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from rekindle.topology.generator.constants import Value, constant, time_us
-from rekindle.topology.generator.expressions import Call, ExpressionError, parse_expression
+from rekindle.topology.generator.expressions import ExpressionError, GeneratorCall, parse_expression
 from rekindle.topology.problems import did_you_mean
 from rekindle.topology.schema import (
     INTEGER_BITS,
@@ -178,7 +178,7 @@ def expression_hint(data_type: DataType | None) -> str:
     return "write e.g. choice(a, b) or key(user-, 100)"
 
 
-def _column(call: Call, data_type: DataType | None) -> Column:
+def _column(call: GeneratorCall, data_type: DataType | None) -> Column:
     """The description of a column. Constants and bounds are checked here, so that errors are found
     early. Raises ExpressionError, and ValueError or OverflowError for values of another type."""
     match call.name:
@@ -232,7 +232,7 @@ def _column(call: Call, data_type: DataType | None) -> Column:
     raise ExpressionError(f"unknown function {call.name}; write {known}", hint)
 
 
-def _require_number(call: Call, data_type: DataType | None) -> None:
+def _require_number(call: GeneratorCall, data_type: DataType | None) -> None:
     if data_type in (Scalar.TIMESTAMP, Scalar.DATE, Scalar.BOOLEAN):
         found = type_to_ddl(data_type)
         raise ExpressionError(f"{call.name} gives BIGINT, and the schema has {found}")
@@ -267,7 +267,7 @@ def _require_integer_of(data_type: DataType | None, number: int) -> None:
         raise ValueError(f"{number} is not a value of this type")
 
 
-def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> None:
+def _require_doubles(call: GeneratorCall, data_type: DataType | None, *values: float) -> None:
     if is_integer(data_type):
         raise ExpressionError(
             f"{call.name} gives DOUBLE, and the schema has {type_to_ddl(data_type)}",
@@ -287,7 +287,7 @@ def _require_doubles(call: Call, data_type: DataType | None, *values: float) -> 
         raise ValueError("a DOUBLE is not a value of this type")
 
 
-def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:
+def _timestamps(call: GeneratorCall, data_type: DataType | None) -> Timestamps:
     if data_type is not Scalar.TIMESTAMP:
         raise ExpressionError(f"gives TIMESTAMP, and the schema has {type_to_ddl(data_type)}")
     start = _start_us(call)
@@ -302,7 +302,7 @@ def _timestamps(call: Call, data_type: DataType | None) -> Timestamps:
     return Timestamps(start, jitter)
 
 
-def _start_us(call: Call) -> int:
+def _start_us(call: GeneratorCall) -> int:
     if len(call.arguments) > 2:
         raise ExpressionError("timestamp takes a start and a jitter")
     if not call.arguments:
@@ -316,7 +316,7 @@ def _start_us(call: Call) -> int:
         ) from e
 
 
-def _keys(call: Call, data_type: DataType | None) -> Keys:
+def _keys(call: GeneratorCall, data_type: DataType | None) -> Keys:
     if len(call.arguments) != 2:
         raise ExpressionError("key takes a prefix and a number of keys")
     prefix, keys = call.text(0), call.integer(1)
@@ -327,7 +327,7 @@ def _keys(call: Call, data_type: DataType | None) -> Keys:
     return Keys(prefix, keys)
 
 
-def _constants(call: Call, data_type: DataType | None) -> tuple[Value, ...]:
+def _constants(call: GeneratorCall, data_type: DataType | None) -> tuple[Value, ...]:
     texts = [call.text(i) for i in range(len(call.arguments))]
     if not texts:
         raise ExpressionError(f"{call.name} needs at least one value")

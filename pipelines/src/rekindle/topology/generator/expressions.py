@@ -26,25 +26,25 @@ class ExpressionError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GeneratorCall:
     """A name with its arguments, each a text or a call."""
 
     name: str
-    arguments: tuple[str | Call, ...] = ()
+    arguments: tuple[str | GeneratorCall, ...] = ()
 
     def text(self, index: int) -> str:
         """Argument `index` as a text."""
         if index >= len(self.arguments):
             raise ExpressionError(f"{self.name} needs {index + 1} arguments")
         argument = self.arguments[index]
-        if isinstance(argument, Call):
+        if isinstance(argument, GeneratorCall):
             raise ExpressionError(f"{self.name} takes no expression as argument {index + 1}")
         return argument
 
-    def call(self, index: int) -> Call:
+    def call(self, index: int) -> GeneratorCall:
         """Argument `index` as an expression."""
         argument = self.arguments[index]
-        return argument if isinstance(argument, Call) else parse_expression(argument)
+        return argument if isinstance(argument, GeneratorCall) else parse_expression(argument)
 
     def number(self, index: int) -> float:
         text = self.text(index)
@@ -86,7 +86,7 @@ class Call:
             raise ExpressionError(f"{self.name} takes at most {limit} arguments")
 
 
-def parse_expression(text: str) -> Call:
+def parse_expression(text: str) -> GeneratorCall:
     """`"null(0.1, choice(a, 'b c'))"` -> nested calls. Raises ExpressionError."""
     tokens = _tokens(text)
     call, rest = _call(tokens, text, _MAX_DEPTH)
@@ -114,16 +114,16 @@ def _tokens(text: str) -> list[tuple[str, str]]:
 
 def _call(
     tokens: list[tuple[str, str]], text: str, depth: int
-) -> tuple[Call, list[tuple[str, str]]]:
+) -> tuple[GeneratorCall, list[tuple[str, str]]]:
     if not depth:
         raise ExpressionError(f"calls are nested more than {_MAX_DEPTH} deep")
     if not tokens or tokens[0][0] != "bare" or not _NAME.fullmatch(tokens[0][1]):
         raise ExpressionError(f"{text!r} does not start with a name")
     name, rest = tokens[0][1], tokens[1:]
     if rest[:1] != [("mark", "(")]:
-        return Call(name), rest
+        return GeneratorCall(name), rest
     rest = rest[1:]
-    arguments: list[str | Call] = []
+    arguments: list[str | GeneratorCall] = []
     while rest and rest[0] != ("mark", ")"):
         if arguments:
             if rest[0] != ("mark", ","):
@@ -133,12 +133,12 @@ def _call(
         arguments.append(argument)
     if not rest:
         raise ExpressionError(f"{text!r} lacks a closing parenthesis")
-    return Call(name, tuple(arguments)), rest[1:]
+    return GeneratorCall(name, tuple(arguments)), rest[1:]
 
 
 def _argument(
     tokens: list[tuple[str, str]], text: str, depth: int
-) -> tuple[str | Call, list[tuple[str, str]]]:
+) -> tuple[str | GeneratorCall, list[tuple[str, str]]]:
     if len(tokens) > 1 and tokens[0][0] == "bare" and tokens[1] == ("mark", "("):
         return _call(tokens, text, depth - 1)
     if not tokens or tokens[0][0] == "mark":

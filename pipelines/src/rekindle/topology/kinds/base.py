@@ -82,11 +82,23 @@ class SourceOptions(Spec):
     """Whether `eventTime.expression` can compute event time from its columns."""
     can_be_partitioned: ClassVar[bool] = False
     """Whether `partitions` may be more than 1."""
+    is_live: ClassVar[bool] = False
+    """Whether its cuts are planned and recorded: it has no end, and its rows come when they
+    like."""
+
+    not_in_id: ClassVar[frozenset[str]] = frozenset()
+    """Fields whose edit changes no epoch that has been computed: the operator id is without them,
+    so the source goes on where it was. They apply to pods that are created after the edit."""
 
     @property
     def added_columns(self) -> dict[str, Field]:
         """Columns that it adds to those of the schema, by the field that names them."""
         return {}
+
+    @property
+    def applied_to_new_pods(self) -> dict[str, Any]:
+        """The values of the fields that are not in the id."""
+        return {name: getattr(self, name) for name in sorted(self.not_in_id)}
 
     @property
     def input_url(self) -> str | None:

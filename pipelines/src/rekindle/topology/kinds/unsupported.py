@@ -5,13 +5,9 @@ from __future__ import annotations
 from pydantic import ConfigDict
 from pydantic.alias_generators import to_camel
 
-from rekindle.topology.kinds.base import SinkOptions, SourceOptions
+from rekindle.topology.kinds.base import SinkOptions
 
 _ANY_FIELDS = ConfigDict(frozen=True, extra="allow", alias_generator=to_camel)
-
-
-class UnsupportedSource(SourceOptions):
-    model_config = _ANY_FIELDS
 
 
 class UnsupportedSink(SinkOptions):

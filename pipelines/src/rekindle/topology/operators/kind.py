@@ -37,9 +37,16 @@ class OperatorKind(ABC):
 
     node: OperatorSpec
 
-    has_state: ClassVar[bool] = True
+    distributes_rows: ClassVar[bool] = False
+    """Whether it always has keys by which rows are distributed."""
     inherits_partitions: ClassVar[bool] = False
     """Whether it has the partitions of its input, if it has neither keys nor `partitions`."""
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a result without one of its rows would be wrong, and not only be missing: if it
+        begins later than the topology, it is told from which event time on it has all rows."""
+        return False
 
     def check(self, path: str) -> Iterator[Problem]:
         """Problems of the kind's fields; `path`: of the operator."""
@@ -77,6 +84,17 @@ class OperatorKind(ABC):
 
 def common(values: list[str | None]) -> str | None:
     return values[0] if values and all(v == values[0] for v in values) else None
+
+
+def no_event_time(what: str, name: str, stream: Stream, path: str) -> Problem:
+    """Of an input without event time; `what` needs it."""
+    why = f": {stream.no_event_time}" if stream.no_event_time else ""
+    message = f"{what} needs event time, and input {name} has none{why}"
+    hint = (
+        "set eventTime of the source, and output its column in every SELECT, under any name and "
+        "at the same position"
+    )
+    return Problem(path, "NoEventTime", message, hint)
 
 
 def check_key(field: Field, path: str) -> list[Problem]:

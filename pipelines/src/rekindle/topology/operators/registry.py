@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rekindle.topology.operators.join import JoinOperatorKind
 from rekindle.topology.operators.kind import OperatorKind
 from rekindle.topology.operators.sql import SqlOperatorKind
 from rekindle.topology.operators.window import WindowOperatorKind
@@ -18,6 +19,7 @@ from rekindle.topology.spec import OperatorSpec, SourceSpec
 KINDS: Mapping[str, type[OperatorKind]] = {
     "sql": SqlOperatorKind,
     "window": WindowOperatorKind,
+    "join": JoinOperatorKind,
 }
 """By the field of `OperatorSpec` that says what an operator does."""
 

@@ -14,7 +14,6 @@ from rekindle.topology.sql.row_wise import SelectAnalysis, SqlAnalysis, check_sq
 
 
 class SqlOperatorKind(OperatorKind):
-    has_state = False
     inherits_partitions = True
 
     def derive(self, inputs: Mapping[str, Stream], path: str, problems: list[Problem]) -> Stream:

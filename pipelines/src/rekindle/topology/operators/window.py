@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rekindle.errors import Problem
-from rekindle.topology.operators.kind import OperatorKind, Stream, check_key
+from rekindle.topology.operators.kind import OperatorKind, Stream, check_key, no_event_time
 from rekindle.topology.problems import InvalidSql, nearest
 from rekindle.topology.schema import Field, Scalar, Schema
 from rekindle.topology.spec import OperatorSpec, WindowSpec
@@ -21,6 +21,10 @@ from rekindle.topology.windows.registry import check_window, windows_of
 
 
 class WindowOperatorKind(OperatorKind):
+    @property
+    def needs_all_rows(self) -> bool:
+        return self._window.rows is None  # these are counted from the first one that is read
+
     @property
     def _window(self) -> WindowSpec:
         assert self.node.window is not None, f"operator {self.node.name} has no window"
@@ -37,7 +41,10 @@ class WindowOperatorKind(OperatorKind):
                 hint = "a group must be in one partition: add it to groupBy, or drop it from keyBy"
                 problems.append(Problem(f"{path}.keyBy[{at}]", "KeyNotGrouped", what, hint))
         schema = _output(self.node, window, inputs, path, problems)
-        return Stream(schema, END, at_window_end=True)
+        ends = {s.at_window_end for s in inputs.values()} or {False}
+        if window.rows is None:
+            ends = {True}
+        return Stream(schema, END, at_window_end=ends.pop() if len(ends) == 1 else None)
 
     def describe(self) -> str:
         window = self._window
@@ -48,8 +55,7 @@ class WindowOperatorKind(OperatorKind):
         return windows_of(self._window)
 
     def reach_us(self) -> int:
-        # The last window that lacks the row begins with it; its row has the time of its end.
-        return self.windows().size_us - 1
+        return self.windows().reach_us
 
 
 def _output(
@@ -64,11 +70,12 @@ def _output(
         if stream is None or stream.schema is None:
             continue
         if stream.event_time is None:
-            problems.append(_no_event_time(name, stream, f"{path}.inputs[{at}]"))
+            problems.append(no_event_time("a window", name, stream, f"{path}.inputs[{at}]"))
         elif stream.at_window_end is None:
             problems.append(_two_event_times(name, f"{path}.inputs[{at}]"))
     schema = _same_schema(inputs, f"{path}.inputs", problems)
-    groups = _groups(window, schema, path, problems)
+    event_times = {stream.event_time for stream in inputs.values()}
+    groups = _groups(window, schema, event_times, path, problems)
     aggregates = _aggregates(window, schema, path, problems)
     if groups is None or aggregates is None:
         return None
@@ -80,16 +87,6 @@ def _output(
         hint = "its columns are window_start, window_end, groupBy and the aggregates"
         problems.append(Problem(f"{path}.window", "DuplicateColumn", what, hint))
     return None if twice else Schema(tuple(fields))
-
-
-def _no_event_time(name: str, stream: Stream, path: str) -> Problem:
-    why = f": {stream.no_event_time}" if stream.no_event_time else ""
-    what = f"a window needs event time, and input {name} has none{why}"
-    hint = (
-        "set eventTime of the source, and output its column in every SELECT, under any name and "
-        "at the same position"
-    )
-    return Problem(path, "NoEventTime", what, hint)
 
 
 def _two_event_times(name: str, path: str) -> Problem:
@@ -133,10 +130,18 @@ def _alike(a: Stream, b: Stream) -> bool:
 
 
 def _groups(
-    window: WindowSpec, schema: Schema | None, path: str, problems: list[Problem]
+    window: WindowSpec,
+    schema: Schema | None,
+    event_times: set[str | None],
+    path: str,
+    problems: list[Problem],
 ) -> list[Field] | None:
     fields: list[Field] = []
     for at, column in enumerate(window.group_by):
+        if window.rows is not None and column in event_times:
+            what = f"column {column} is event time: a window of rows keeps each group for good"
+            hint = "group by columns whose values come back, or use size"
+            problems.append(Problem(f"{path}.window.groupBy[{at}]", "InvalidWindow", what, hint))
         if schema is None:
             fields.append(Field(column, None))
         elif column in schema.names:

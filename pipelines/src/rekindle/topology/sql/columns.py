@@ -266,17 +266,21 @@ def copied_columns(select: exp.Select, visible: VisibleColumns) -> list[str | No
     """For each output column the input column that it copies, under any name; None if it is
     computed. The output must be valid (`output_columns`)."""
     input_fields = {id(field) for field in next(iter(visible.tables.values()))}
-    copies: list[str | None] = []
+    copies = copied_fields(select, visible)
+    return [f.name if f is not None and id(f) in input_fields else None for f in copies]
+
+
+def copied_fields(select: exp.Select, visible: VisibleColumns) -> list[Field | None]:
+    """For each output column the visible column that it copies, the same object."""
+    copies: list[Field | None] = []
     for item in select.expressions:
         tree = item.unalias()
         star = isinstance(tree, exp.Star | exp.Column) and tree.is_star
         if isinstance(tree, exp.Column) and not star:
             target = visible.find([part.name for part in tree.parts])
-            is_copy = target is not None and not target[1] and id(target[0]) in input_fields
-            copies.append(target[0].name if target is not None and is_copy else None)
+            copies.append(target[0] if target is not None and not target[1] else None)
         elif star:
-            fields = _item_columns(item, visible) or []
-            copies += [f.name if id(f) in input_fields else None for f in fields]
+            copies += _item_columns(item, visible) or []
         else:
             copies += [None] * len(_item_columns(item, visible, with_types=False) or ())
     return copies

@@ -41,10 +41,7 @@ _CLAUSES = {
     "distribute": ("DISTRIBUTE BY", "use keyBy and partitions of an operator"),
     "limit": ("LIMIT", "a stream has no end; use an operator with window to bound it"),
     "offset": ("OFFSET", "a stream has no end; use an operator with window to bound it"),
-    "joins": (
-        "JOIN",
-        "joins are not supported yet; join before or after Rekindle",
-    ),
+    "joins": ("JOIN", "use an operator with join"),
     "with": ("WITH", "write each step as an operator of its own"),
     "windows": ("WINDOW", "use an operator with window"),
     "qualify": ("QUALIFY", "use an operator with window"),
@@ -96,7 +93,7 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
         return SqlAnalysis(meant, (), None)
     columns = [f.name for schema in inputs.values() if schema is not None for f in schema]
     problems = (
-        _check_calls(sql)
+        check_calls(sql)
         + check_functions(sql, tree, columns)
         + check_casts_without_date(sql, tree)
         + check_zones(tree)
@@ -105,7 +102,7 @@ def check_sql(sql: str, inputs: Mapping[str, Schema | None]) -> SqlAnalysis:
     outputs: list[list[Field] | None] = []
     selects: list[SelectAnalysis] = []
     for branch in _branches(tree, problems):
-        problems += _check_clauses(branch)
+        problems += check_clauses(branch)
         name = _input_of(branch, inputs, problems)
         outputs.append(None)
         if name is None:
@@ -139,7 +136,7 @@ def _what_was_meant(sql: str) -> tuple[Problem, ...]:
     if words and words[0].lower() not in _FIRST_WORDS:
         what, hint = f"does not parse: it begins with {words[0]}", "write SELECT ... FROM input"
         return (Problem("", "SqlDoesNotParse", what, hint),)
-    found = _check_calls(sql)
+    found = check_calls(sql)
     if any(call.name == "window" for call in calls(sql)):
         what = f"window() groups rows by time; {_PER_ROW}"
         found.insert(0, Problem("", "NotRowWise", what, f"use {_SIZE}"))
@@ -203,7 +200,8 @@ def _refused(key: str) -> Problem:
     return Problem("", "NotRowWise", f"{what} cannot be used; {_PER_ROW}", hint)
 
 
-def _check_clauses(branch: exp.Select) -> list[Problem]:
+def check_clauses(branch: exp.Select) -> list[Problem]:
+    """Clauses, and expressions over other rows, that no row-wise SELECT may have."""
     found = [_refused(key) for key in _extra(branch, set(_ALLOWED))]
     if branch.find(exp.QueryTransform):
         found.append(
@@ -214,7 +212,9 @@ def _check_clauses(branch: exp.Select) -> list[Problem]:
         found.append(Problem("", "NotRowWise", f"OVER looks at other rows; {_PER_ROW}", hint))
     if any(query is not branch for query in branch.find_all(exp.Query)):
         what = f"a subquery looks at other rows; {_PER_ROW}"
-        hint = "write a step as an operator of its own; joins are not supported yet, so a table to "
+        hint = (
+            "write a step as an operator of its own, a join for rows of another stream; a table to "
+        )
         hint += "look values up in has to be a list: IN ('a', 'b'), CASE or map(...)[key]"
         found.append(Problem("", "NotRowWise", what, hint))
     for node in branch.find_all(exp.Placeholder, exp.Parameter):
@@ -230,7 +230,8 @@ def _has_other_scopes(branch: exp.Select) -> bool:
     )
 
 
-def _check_calls(sql: str) -> list[Problem]:
+def check_calls(sql: str) -> list[Problem]:
+    """Calls of functions that look at more than one row."""
     found = []
     for call in calls(sql):
         if call.name in functions.AGGREGATE:

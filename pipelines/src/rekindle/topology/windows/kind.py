@@ -13,13 +13,22 @@ from typing import Protocol
 
 from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
-from rekindle.topology.windows.hopping import HoppingWindows
+from rekindle.topology.windows.hopping import CumulativeWindows, HoppingWindows
+from rekindle.topology.windows.rows import RowWindows
+from rekindle.topology.windows.session import SessionWindows
 
 START, END = "window_start", "window_end"
 """The first columns of each window operator's output; the event time of its rows is END."""
 
-Windows = HoppingWindows
-"""The windows of one operator, of any kind; a union type, once there are several kinds."""
+Windows = HoppingWindows | CumulativeWindows | SessionWindows | RowWindows
+"""The windows of one operator, of any kind. Each type has
+
+- `describe()`: for drawings;
+- `first_complete(lacks_us)`: the start of the first window that has all its rows, if rows through
+  `lacks_us` may be missing;
+- `first_open(watermark_us)`: the start of the first window that the watermark does not close;
+- `reach_us`: see `OperatorKind.reach_us`.
+"""
 
 
 class WindowKind(Protocol):

@@ -1,7 +1,6 @@
 """The kinds of windows. A new kind is a module beside this one, and a line in `KINDS`.
 
-Exactly one kind is set. Fields of `window` that belong to no kind of `KINDS` are refused as not
-supported yet.
+Exactly one kind is set.
 
 Design: docs/design/engine.md#windows.
 """
@@ -14,26 +13,24 @@ from rekindle.errors import Problem
 from rekindle.topology.spec import WindowSpec
 from rekindle.topology.windows.hopping import HoppingKind
 from rekindle.topology.windows.kind import WindowKind, Windows
+from rekindle.topology.windows.rows import RowsKind
+from rekindle.topology.windows.session import SessionKind
 
 KINDS: Mapping[str, WindowKind] = {
     "size": HoppingKind(),
+    "session": SessionKind(),
+    "rows": RowsKind(),
 }
 """By the field of `window` that selects the kind."""
-
-UNSUPPORTED_KINDS = ("session", "rows")
-"""Fields that select kinds of v1alpha1 that this version does not support."""
-
-_COMMON_FIELDS = frozenset({"group_by", "aggregate"})
 
 
 def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
     """Check that `window` is of exactly one kind, and that its values are valid."""
-    given = [field for field in (*KINDS, *UNSUPPORTED_KINDS) if getattr(window, field) is not None]
+    given = [field for field in KINDS if getattr(window, field) is not None]
     if len(given) != 1:
         what = f"has {' and '.join(given)}" if given else f"has no {' and no '.join(KINDS)}"
         kinds = ", ".join(KINDS)
-        hint = f"write exactly one of {kinds}" if len(KINDS) > 1 else f"write {kinds}, like 1h"
-        yield Problem(path, "ExactlyOneOf", what, hint)
+        yield Problem(path, "ExactlyOneOf", what, f"write exactly one of {kinds}")
     for field, kind in KINDS.items():
         yield from kind.check(window, path)
         for option in kind.further_fields:
@@ -44,13 +41,7 @@ def check_window(window: WindowSpec, path: str) -> Iterator[Problem]:
                 yield Problem(f"{path}.{alias}", "InvalidWindow", what, hint)
 
 
-def unsupported_fields() -> list[str]:
-    """Fields of v1alpha1 whose kinds are not supported yet."""
-    supported = _COMMON_FIELDS.union(KINDS, *(kind.further_fields for kind in KINDS.values()))
-    return [field for field in WindowSpec.model_fields if field not in supported]
-
-
 def windows_of(window: WindowSpec) -> Windows:
-    """What the engine needs to know of the windows of a valid spec: their size and slide."""
+    """What the engine needs to know of the windows of a valid spec."""
     field = next(f for f in KINDS if getattr(window, f) is not None)
     return KINDS[field].windows(window)

@@ -1,0 +1,275 @@
+"""The source `kafka`: records of a topic, as rows.
+
+A task reads the partitions p of the topic with p mod `partitions` equal to its own number; a split
+is one of them. What an epoch contains is planned (`rekindle.connectors.planned_cuts`).
+
+Design: docs/decisions/0058-planned-cuts.md.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from rekindle.arrow_types import arrow_schema
+from rekindle.connectors.cut_records import Position
+from rekindle.connectors.json_values import JsonValues
+from rekindle.connectors.kafka_client import RecordsRemoved, TopicClient, TopicUnavailable
+from rekindle.connectors.live_source import Reach, SourceRows
+from rekindle.connectors.source import SourceContext
+from rekindle.engine.memory import plan_memory
+from rekindle.errors import SchemaMismatch, SourceFailed
+from rekindle.topology.kinds.kafka import KafkaSourceSpec
+from rekindle.topology.problems import InvalidSql
+from rekindle.topology.schema import Schema
+from rekindle.topology.sql.event_time import Expression, parse_event_time
+
+PARTITIONS_S = 10.0
+"""How often the topic's id and number of partitions are asked for."""
+
+_log = logging.getLogger(__name__)
+
+
+def open_source(options: KafkaSourceSpec, context: SourceContext) -> KafkaSource:
+    """Raises SourceFailed."""
+    return KafkaSource(options, context)
+
+
+class KafkaSource:
+    """Implements `rekindle.connectors.live_source.LiveSource`."""
+
+    def __init__(
+        self,
+        options: KafkaSourceSpec,
+        context: SourceContext,
+        connect: Callable[[str, str], TopicClient] = TopicClient,
+    ) -> None:
+        node, spec = context.node, context.spec
+        self._options = options
+        self._name = spec.name
+        self._partition, self._partitions = context.partition, node.partitions
+        self._schema = arrow_schema(node.schema)
+        self._event_time = node.event_time
+        added = {field.name for field in options.added_columns.values()}
+        expression = spec.event_time.expression if spec.event_time else None
+        names = [f.name for f in node.schema if f.name not in added]
+        payload = pa.schema([self._schema.field(name) for name in names])
+        self._values = JsonValues(payload, _parsed(expression, node.schema, set(names)))
+        self._where = f"source {self._name}: topic {options.topic} at {options.bootstrap_servers}"
+        memory = context.memory or plan_memory()
+        self._epoch_bytes = memory.epoch_bytes
+        self._client = connect(options.bootstrap_servers, options.topic)
+        self._described_at = 0.0
+        self._topic_id, self._count = "", 0
+        self._removed: set[int] = set()  # partitions whose records are gone at the position
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self._schema
+
+    @property
+    def identity(self) -> str:
+        """The id of the topic. Raises SourceFailed."""
+        self._describe_if_due()
+        return self._topic_id
+
+    def ends(self, after: Position | None) -> Reach:
+        try:
+            return self._ends(after)
+        except TopicUnavailable as error:
+            raise SourceFailed(f"{self._where}: {error}") from error
+
+    def _ends(self, after: Position | None) -> Reach:
+        self._describe_if_due()
+        known = {int(split): offset for split, offset in (after or {}).items()}
+        own = sorted(known.keys() | set(range(self._partition, self._count, self._partitions)))
+        if not own:
+            raise SourceFailed(
+                f"{self._where} has {self._count} partitions: the source can have no more "
+                f"partitions than that, and has {self._partitions}"
+            )
+        start = {**known, **self._starts([p for p in own if p not in known], after is None)}
+        ends = self._client.ends(own)
+        if any(ends[p] < start[p] for p in own):
+            self._described_at = 0.0  # the topic may be another one
+            self._describe_if_due()
+        if self._removed:
+            start |= self._oldest(self._removed & start.keys(), start)
+            self._removed.clear()
+        end = _limited(start, ends, self._options.max_rows_per_epoch)
+        return Reach(
+            {str(p): start[p] for p in own},
+            {str(p): end[p] for p in own},
+            frozenset(str(p) for p in own if end[p] >= ends[p]),
+            self._topic_id,
+        )
+
+    def _starts(self, new: Sequence[int], is_first: bool) -> dict[int, int]:
+        """Where partitions begin that were not read before."""
+        if is_first and self._options.starting_offsets == "Latest":
+            return self._client.ends(new)
+        time_ms = self._options.starting_time_ms if is_first else None
+        return (
+            self._client.beginnings(new) if time_ms is None else self._client.at_time(new, time_ms)
+        )
+
+    def _oldest(self, partitions: set[int], start: Mapping[int, int]) -> dict[int, int]:
+        """The oldest offsets that are there."""
+        oldest = self._client.beginnings(partitions)
+        for partition, offset in oldest.items():
+            if offset > start[partition]:
+                _log.warning(
+                    "%s: offsets %d to %d of partition %d were removed before they were read",
+                    self._where,
+                    start[partition],
+                    offset - 1,
+                    partition,
+                )
+        return {p: max(offset, start[p]) for p, offset in oldest.items()}
+
+    def _describe_if_due(self) -> None:
+        now = time.monotonic()
+        if self._count and now - self._described_at < PARTITIONS_S:
+            return
+        try:
+            topic_id, self._count = self._client.describe()
+        except TopicUnavailable as error:
+            raise SourceFailed(f"{self._where}: {error}") from error
+        if self._topic_id and topic_id != self._topic_id:
+            raise SourceFailed(replaced(self._where))
+        self._topic_id, self._described_at = topic_id, now
+
+    def read_some(self, start: Position, end: Position) -> SourceRows:
+        return self._read(start, end, self._epoch_bytes)
+
+    def read(self, start: Position, end: Position) -> SourceRows:
+        return self._read(start, end, None)
+
+    def _read(self, start: Position, end: Position, most_bytes: int | None) -> SourceRows:
+        ranges = {int(split): (start[split], end[split]) for split in end}
+        try:
+            found = self._client.read(ranges, most_bytes)
+        except TopicUnavailable as error:
+            raise SourceFailed(f"{self._where}: {error}") from error
+        except RecordsRemoved as error:
+            if self._options.on_data_loss == "Skip":
+                self._removed.add(error.partition)
+            raise SourceFailed(
+                f"{self._where}: {error}: records were removed before they were read; keep them "
+                "for longer, or set onDataLoss: Skip to go on with the oldest ones"
+            ) from error
+        counts = {p: len(found[p].messages) for p in sorted(found)}
+        messages = [message for p in counts for message in found[p].messages]
+        decoded = self._values.decode([message.value() for message in messages])
+        example = self._bad(messages, decoded.bad)
+        rows = self._table(decoded.rows, messages)
+        good = np.ones(len(messages), dtype=np.bool_)
+        good[list(decoded.bad)] = False
+        kept = pa.array(good)
+        newest = self._newest(rows, kept, counts)
+        if decoded.bad:
+            rows = rows.filter(kept)
+        read_to = {str(p): records.end for p, records in found.items()}
+        return SourceRows(read_to, rows, newest, len(decoded.bad), example)
+
+    def waiting_for(self) -> str:
+        return f"topic {self._options.topic} at {self._options.bootstrap_servers}"
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _bad(self, messages: Sequence[Message], bad: Mapping[int, str]) -> str:
+        """Describes the first bad record. Raises SchemaMismatch."""
+        if not bad:
+            return ""
+        at = min(bad)
+        where = f"partition {messages[at].partition()}, offset {messages[at].offset()}"
+        example = f"{self._where}, {where}: {bad[at]}"
+        if self._options.on_bad_record == "Fail":
+            raise SchemaMismatch(f"{example}; set onBadRecord: Drop to go on without such records")
+        return example
+
+    def _table(self, decoded: pa.RecordBatch, messages: Sequence[Message]) -> pa.Table:
+        """With the columns that are not in the values."""
+        columns = dict(zip(decoded.schema.names, decoded.columns, strict=True))
+        for field in self._options.added_columns.values():
+            columns[field.name] = self._added(field.name, messages)
+        arrays = [columns[name] for name in self._schema.names]
+        return pa.Table.from_arrays(arrays, schema=self._schema)
+
+    def _added(self, name: str, messages: Sequence[Message]) -> pa.Array:
+        options, data_type = self._options, self._schema.field(name).type
+        values: list[Any]
+        if name == options.key_column:
+            values = [message.key() for message in messages]
+        elif name == options.headers_column:
+            values = [_headers(message) for message in messages]
+        elif name == options.partition_column:
+            values = [message.partition() for message in messages]
+        elif name == options.offset_column:
+            values = [message.offset() for message in messages]
+        else:
+            values = [_time_us(message) for message in messages]
+            return pa.array(values, pa.int64()).cast(data_type)
+        return pa.array(values, data_type)
+
+    def _newest(self, rows: pa.Table, kept: pa.Array, counts: Mapping[int, int]) -> dict[str, int]:
+        if self._event_time is None:
+            return {}
+        times = pc.if_else(kept, rows.column(self._event_time).cast(pa.int64()), None)
+        newest, first = {}, 0
+        for partition, count in counts.items():
+            found = pc.max(times.slice(first, count)).as_py()
+            first += count
+            if found is not None:
+                newest[str(partition)] = int(found)
+        return newest
+
+
+def replaced(where: str) -> str:
+    """What is wrong if another topic has the name."""
+    return (
+        f"{where} was deleted and created again: what was read from the former topic cannot be "
+        "read again; give the source another name to read the new one"
+    )
+
+
+def _parsed(expression: str | None, schema: Schema, columns: set[str]) -> Expression | None:
+    """`columns`: those of the values. Raises SourceFailed."""
+    if expression is None:
+        return None
+    try:
+        return parse_event_time(expression, Schema(tuple(f for f in schema if f.name in columns)))
+    except InvalidSql as error:
+        raise SourceFailed(f"eventTime.expression: {error}") from error
+
+
+def _limited(start: Mapping[int, int], ends: Mapping[int, int], most: int) -> dict[int, int]:
+    """How far each partition is read: they share `most` offsets, as evenly as they can use them."""
+    left, end = most, dict(start)
+    waiting = sorted(start, key=lambda p: ends[p] - start[p])
+    for at, partition in enumerate(waiting):
+        share = left // (len(waiting) - at)
+        taken = max(0, min(ends[partition] - start[partition], share))
+        end[partition] += taken
+        left -= taken
+    return end
+
+
+def _headers(message: Message) -> list[dict[str, Any]] | None:
+    headers = message.headers()
+    if headers is None:
+        return None
+    return [{"key": header[0], "value": header[1]} for header in headers]
+
+
+def _time_us(message: Message) -> int | None:
+    kind, time_ms = message.timestamp()
+    return None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms * 1000
