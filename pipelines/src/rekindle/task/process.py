@@ -42,15 +42,19 @@ class TaskProcess:
         """Something has happened. An event that an effect leads to at once comes after the other
         effects."""
         with self.lock:
-            self._events.append(event)
             if self._stepping:
+                self._events.append(event)
                 return
             self._stepping = True
             try:
+                self._step(event)
                 while self._events:
-                    for effect in self._events.popleft()(self._clock()):
-                        self._perform(effect)
-                    self._stepped()
+                    self._step(self._events.popleft())
             finally:
                 self._stepping = False
                 self._events.clear()
+
+    def _step(self, event: TaskCoreEvent) -> None:
+        for effect in event(self._clock()):
+            self._perform(effect)
+        self._stepped()

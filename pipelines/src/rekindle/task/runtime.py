@@ -95,6 +95,7 @@ from rekindle.task.stream_sinks import StreamSinks
 
 TICK_S = 0.05
 """Longest interval in which the time is passed on, and failures are looked for."""
+_SHORTEST_WAIT_S = 0.001
 STOP_S = 5.0
 """How long Spark may take to stop."""
 
@@ -215,7 +216,7 @@ class TaskRuntime:
         with self.process.lock:
             wake_at = self.core.wake_at
         left_s = TICK_S if wake_at is None else wake_at - time.monotonic()
-        time.sleep(min(TICK_S, max(0.0, left_s)))
+        time.sleep(min(TICK_S, max(_SHORTEST_WAIT_S, left_s)))
 
     def _tick(self) -> None:
         for event in self._found():
