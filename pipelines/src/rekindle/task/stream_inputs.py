@@ -101,7 +101,9 @@ class StreamInputs:
             connect=connect,
             on_fatal=self._fail if not live else lambda error: None,
             request_bytes=self._request_bytes,
-            on_progress=partial(self._progressed, channel, live) if self._may_be_tentative else None,
+            on_progress=partial(self._progressed, channel, live)
+            if self._may_be_tentative
+            else None,
         )
 
     def _fail(self, error: Exception) -> None:
