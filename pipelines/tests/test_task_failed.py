@@ -105,8 +105,8 @@ def test_a_failed_task_writes_nothing(failed: TaskRuntime, tmp_path: Path) -> No
 def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     runtime = TaskRuntime(config)
-    runtime._engine.chain = Future()
-    runtime._engine.chain.set_exception(OperatorRefused("Spark refuses it", "numbers"))
+    runtime.engine.chain = Future()
+    runtime.engine.chain.set_exception(OperatorRefused("Spark refuses it", "numbers"))
     ended: list[int] = []
     thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
     thread.start()
@@ -124,11 +124,11 @@ def test_a_task_that_serves_no_longer_reports_that_and_ends(tmp_path: Path) -> N
         raise SystemExit("the loop is broken")
 
     runtime = TaskRuntime(config_of(tmp_path))
-    runtime._engine.chain = Future()
+    runtime.engine.chain = Future()
     ended: list[int] = []
     thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
     thread.start()
-    runtime._server._io.call(fail)
+    runtime.server._io.call(fail)
     poll = PollRequest(topology="uid-1", fence=1, generation=1, task=runtime._config.ref)
     eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
     answer = runtime.polls.poll(poll)
@@ -183,7 +183,7 @@ def test_a_task_runs_before_its_state_is_fetched(
     eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
     answer = runtime.polls.poll(poll)
     assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
-    fetch = runtime._startup.fetch
+    fetch = runtime.startup.fetch
     assert fetch is not None
     # A kill during this wait must not make calls smaller.
     assert fetch.during_wait.__qualname__ == CallSizeFile.during_wait.__qualname__
@@ -219,7 +219,7 @@ def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     monkeypatch.setattr("rekindle.task.runtime.STOP_S", 0.2)
     released = threading.Event()
     runtime = TaskRuntime(config_of(tmp_path))
-    monkeypatch.setattr(runtime._engine, "stop", lambda timeout_s: released.wait())
+    monkeypatch.setattr(runtime.engine, "stop", lambda timeout_s: released.wait())
     thread = threading.Thread(target=runtime.run, daemon=True)
     thread.start()
     runtime.stop()

@@ -1,9 +1,8 @@
 """The status of a task: its phase, problems and digests, and the poll responses that report them.
 Pure.
 
-A task's process writes it from the engine's and the supervisor's threads and reads it from the
-control server's: changes of the phase are made under the lock that it is given, all others are
-single assignments. Reads of components (log, sinks, saver) must not wait for the engine.
+A task's process writes and reads it under the one lock of its core. What it reads of the ports must
+not wait for their calls.
 
 Design: docs/design/task.md#passive.
 """
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,14 +50,22 @@ class LogView(Protocol):
     def base(self) -> int: ...
     @property
     def last(self) -> int: ...
-    @property
-    def local_bytes(self) -> int: ...
 
 
-class InputsView(Protocol):
-    def head(self) -> int: ...
-    def unreadable(self) -> tuple[str, ...]: ...
-    def problem(self) -> str | None: ...
+class PortsView(Protocol):
+    """What responses tell of the threads and files around the core."""
+
+    def log_bytes(self) -> int:
+        """Of the output log, on local disk."""
+        ...
+
+    def unreadable(self) -> tuple[str, ...]:
+        """Addresses of replicas of upstreams at which the last call failed."""
+        ...
+
+    def problem(self) -> TaskProblem | None:
+        """A call that does not return, or a thread that has failed."""
+        ...
 
 
 class SinksView(Protocol):
@@ -70,7 +76,7 @@ class SinksView(Protocol):
 class SaverView(Protocol):
     @property
     def problem(self) -> str | None: ...
-    def done(self) -> tuple[EntryRef, ...]: ...
+    def saved(self) -> tuple[EntryRef, ...]: ...
 
 
 class LendingView(Protocol):
@@ -94,14 +100,12 @@ class TaskComponents:
     """What the status of a started task is read from."""
 
     log: LogView
-    inputs: InputsView
     sinks: SinksView
     saver: SaverView
 
 
 class TaskStatus:
-    """See the module's docstring. `clock`: Unix time in seconds. `lock`: held while the phase
-    changes."""
+    """See the module's docstring. `clock`: Unix time in seconds."""
 
     def __init__(
         self,
@@ -110,15 +114,14 @@ class TaskStatus:
         origin_us: int,
         epoch_interval_us: int,
         clock: Callable[[], float],
-        lock: AbstractContextManager[object] | None = None,
     ) -> None:
         self._phase = new_phase()
-        self._lock = lock or nullcontext()
+        self.head = NO_EPOCH  # the newest epoch that time, or the upstreams, have released
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is still fetched
         self.fetch: FetchView | None = None  # while state is fetched
         self.last_epoch: int | None = None  # of a bounded source: no later epoch has rows
-        self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
+        self.ports: PortsView | None = None
         self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
         self.lending: LendingView | None = None
         self.lent_from: int | None = None  # the epoch after which a partner's state begins
@@ -153,8 +156,7 @@ class TaskStatus:
 
     def step(self, event: TaskEvent) -> None:
         """Change the phase. Raises InvalidTransition."""
-        with self._lock:
-            self._phase.step(event)
+        self._phase.step(event)
 
     def fail(self, problem: TaskProblem) -> None:
         """The task cannot continue; the first failure is kept."""
@@ -206,9 +208,8 @@ class TaskStatus:
         phase = self.phase
         if self.components is None or not phase.serves:
             return
-        head = self.components.inputs.head()
-        behind = head - self.engine_epoch
-        near = head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
+        behind = self.head - self.engine_epoch
+        near = self.head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
         ready = self.restoring is None and self.may_be_live
         if phase is TaskPhase.CATCHING_UP and near and ready:
             self.step(TaskEvent.CAUGHT_UP)
@@ -258,7 +259,7 @@ class TaskStatus:
 
     def epoch_p99_s(self) -> float:
         """Of the durations of calls, each of one or more epochs."""
-        ordered = sorted(self._durations.copy())
+        ordered = sorted(self._durations)
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
     def response(self, fence: int) -> PollResponse:
@@ -285,41 +286,40 @@ class TaskStatus:
         if components is None:
             return base.model_copy(update=self._output)
         computed = self._digests_to_report()
-        progress = {
+        progress: dict[str, object] = {
             "stable_epoch": components.log.last,
-            "head_epoch": components.inputs.head(),
+            "head_epoch": self.head,
             "last_epoch": self.last_epoch,
             "log_base": components.log.base,
             "digests": {e: digest for e, (digest, _) in computed.items()},
             "chained": {e: chained for e, (_, chained) in computed.items()},
-            "checkpoints": components.saver.done(),
+            "checkpoints": components.saver.saved(),
             "sinks": components.sinks.progress(),
-            "unreadable": components.inputs.unreadable(),
-            "log_bytes": components.log.local_bytes,
         }
+        if self.ports is not None:
+            progress["unreadable"] = self.ports.unreadable()
+            progress["log_bytes"] = self.ports.log_bytes()
         return base.model_copy(update={**self._output, **progress})
 
     def _digests_to_report(self) -> dict[int, tuple[str, str]]:
-        known = self._computed.copy()  # the engine's thread adds to it
+        known = self._computed
         newest = next(reversed(known), NO_EPOCH)
         epochs = {*range(newest - REPORTED_DIGESTS + 1, newest + 1), *self._requested}
         return {epoch: known[epoch] for epoch in sorted(epochs) if epoch in known}
 
     def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
-        problem = self._failure or next(iter(self._problems.copy().values()), None)
+        problem = self._failure or next(iter(self._problems.values()), None)
         fetch = self.fetch
-        slow = self.startup_delay() if self.startup_delay is not None else None
-        if problem is None and slow is not None:
-            problem = TaskProblem(message=slow)
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
                 message=f"part of the state is not fetched yet: {fetch.problem}",
                 saving=components is not None,  # after the start, checkpoints wait for it
             )
-        if problem is not None or components is None:
-            return problem
-        for message in (components.inputs.problem(), components.sinks.problem()):
-            if message:
-                return TaskProblem(message=message)
-        message = components.saver.problem
-        return TaskProblem(message=message, saving=True) if message else None
+        if problem is None and components is not None:
+            if (message := components.sinks.problem()) is not None:
+                problem = TaskProblem(message=message)
+            elif (message := components.saver.problem) is not None:
+                problem = TaskProblem(message=message, saving=True)
+        if problem is None and self.ports is not None:
+            problem = self.ports.problem()
+        return problem
