@@ -56,6 +56,9 @@ STREAMING = {
     "spark.sql.shuffle.partitions": "1",
 }
 
+WINDOWS = {"window": ("window", "5 minutes"), "session": ("session_window", "30 seconds")}
+"""Function and length of windows, by query."""
+
 Series = dict[str, list[float]]
 """Milliseconds of each epoch, by what is timed."""
 
@@ -91,9 +94,10 @@ class Streaming:
             frame = session.sql(SQL)
         else:
             rows.withWatermark("t", "1 minute").createOrReplaceTempView("rows")
+            window, length = WINDOWS[kind]
             frame = session.sql(
-                f"SELECT window.start, window.end, k, {AGGREGATE} FROM rows"
-                " GROUP BY window(t, '5 minutes'), k"
+                f"SELECT {window}.start, {window}.end, k, {AGGREGATE} FROM rows"
+                f" GROUP BY {window}(t, '{length}'), k"
             )
         writer = frame.writeStream.outputMode("append")
         if sink == "arrow":
@@ -177,7 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--queries", nargs="*", default=["sql", "window"])
+    parser.add_argument("--queries", nargs="*", default=["sql", "window", "session"])
     parser.add_argument("--sink", choices=["arrow", "noop"], default="arrow")
     parser.add_argument("--archive", type=Path)
     arguments = parser.parse_args()

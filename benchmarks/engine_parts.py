@@ -43,9 +43,11 @@ SCHEMA = "k STRING, v DOUBLE, n BIGINT, t TIMESTAMP"
 SQL = "SELECT k, t, v * 1.5 AS v, upper(k) AS u, n % 7 AS m FROM rows WHERE v > -1"
 AGGREGATE = "count(*) AS rows, sum(v) AS total, avg(v) AS mean, max(v) AS high"
 WINDOW = f"{{size: 5m, groupBy: [k], aggregate: '{AGGREGATE}'}}"
+SESSIONS = f"{{session: 30s, groupBy: [k], aggregate: '{AGGREGATE}'}}"
 OPERATORS = {
     "sql": f'- {{name: last, inputs: [rows], sql: "{SQL}"}}',
     "window": f"- {{name: last, inputs: [rows], window: {WINDOW}}}",
+    "session": f"- {{name: last, inputs: [rows], window: {SESSIONS}}}",
 }
 
 
