@@ -221,8 +221,8 @@ class TaskRuntime:
     def _tick(self) -> None:
         for event in self._found():
             self.process.tell(event)
-        if self._log is not None:
-            self._perform_later(self._log)
+        if self._log is not None and self._stream_sinks is not None:
+            self._perform_later(self._log, self._stream_sinks)
         if self._lender is not None:
             self._lender.tick()
 
@@ -334,23 +334,23 @@ class TaskRuntime:
         if self._output is not None and self.core.streams is not None:
             self._output.enter(self.core.streams.state)
 
-    def _perform_later(self, log: OutputLog) -> None:
-        """In the thread of the supervisor: what waits for files or for sockets."""
-        truncation, self._truncation = self._truncation, None
+    def _perform_later(self, log: OutputLog, streams: StreamSinks) -> None:
+        """In the first thread: what waits for files or for sockets."""
+        with self.process.lock:
+            served, self._served = self._served, None
+            truncation, self._truncation = self._truncation, None
+            comparison_ended, self._comparison_ended = self._comparison_ended, False
+        if served is not None:  # first: the log keeps what stream sinks retain
+            streams.assign(served.through, served.sinks)
+            problem = SetProblem("stream sinks", streams.problem)
+            self.process.tell(partial(self.core.problem_changed, problem))
         if truncation is not None:
             log.truncate(truncation.floor)
             if self._output is not None:
                 self._output.truncate(truncation.floor)
             self.process.tell(partial(self.core.log_truncated, log.base))
-        if self._comparison_ended and self._earlier is not None:
-            self._comparison_ended = False
+        if comparison_ended and self._earlier is not None:
             self._earlier.stop_comparing()
-        served, streams = self._served, self._stream_sinks
-        if served is not None and streams is not None:
-            self._served = None
-            streams.assign(served.through, served.sinks)
-            problem = SetProblem("stream sinks", streams.problem)
-            self.process.tell(partial(self.core.problem_changed, problem))
 
     # -- start -----------------------------------------------------------------------------------
 
@@ -390,7 +390,10 @@ class TaskRuntime:
             complete=self.status.restoring is None,
             sizes=call_sizes(config, self._call_size_file),
         )
-        self.process.tell(restored)
+        with self.process.lock:
+            desired = self.core.polls.desired
+            self._stream_sinks.retain(desired.sinks if desired is not None else ())
+            self.process.tell(restored)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
@@ -20,18 +19,18 @@ from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     ConsistencyState,
     Contradiction,
-    EntryRef,
     PollResponse,
     RestorePoint,
-    SinkProgress,
     TaskPhase,
     TaskProblem,
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.partner import PartnerMessages
+from rekindle.task.core.parts import Parts
 from rekindle.task.core.phases import TaskEvent, new_phase
-from rekindle.task.core.snapshots import Held
+from rekindle.task.core.saver import SaverCore
 
 REPORTED_DIGESTS = 16
 """Number of newest epochs whose digests are in each response."""
@@ -43,13 +42,6 @@ fetched all of its state: state that is only in the store may be lost, so a task
 no redundancy."""
 BEHIND_AFTER_EPOCHS = 10
 """A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
-
-
-class LogView(Protocol):
-    @property
-    def base(self) -> int: ...
-    @property
-    def last(self) -> int: ...
 
 
 class PortsView(Protocol):
@@ -68,22 +60,6 @@ class PortsView(Protocol):
         ...
 
 
-class SinksView(Protocol):
-    def progress(self) -> tuple[SinkProgress, ...]: ...
-    def problem(self) -> str | None: ...
-
-
-class SaverView(Protocol):
-    @property
-    def problem(self) -> str | None: ...
-    def saved(self) -> tuple[EntryRef, ...]: ...
-
-
-class LendingView(Protocol):
-    @property
-    def newest(self) -> RestorePoint | None: ...
-
-
 class FetchView(Protocol):
     """The fetching of a restored state."""
 
@@ -93,15 +69,6 @@ class FetchView(Protocol):
     def unfetched_bytes(self) -> int: ...
     @property
     def lost(self) -> StateLost | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class TaskComponents:
-    """What the status of a started task is read from."""
-
-    log: LogView
-    sinks: SinksView
-    saver: SaverView
 
 
 class TaskStatus:
@@ -114,6 +81,8 @@ class TaskStatus:
         origin_us: int,
         epoch_interval_us: int,
         clock: Callable[[], float],
+        saver: SaverCore,
+        lending: LendingCore,
     ) -> None:
         self._phase = new_phase()
         self.head = NO_EPOCH  # the newest epoch that time, or the upstreams, have released
@@ -122,14 +91,13 @@ class TaskStatus:
         self.fetch: FetchView | None = None  # while state is fetched
         self.last_epoch: int | None = None  # of a bounded source: no later epoch has rows
         self.ports: PortsView | None = None
-        self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
-        self.lending: LendingView | None = None
+        self.parts: Parts | None = None  # once the task is restored
         self.lent_from: int | None = None  # the epoch after which a partner's state begins
         self.may_be_live = True
-        self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.bad_records: Mapping[str, int] = {}  # by source; its inputs update it in place
-        self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
+        self._saver = saver
+        self._lending = lending
         self._ref = ref
         self.boot_id = boot_id
         self._origin_us = origin_us
@@ -164,10 +132,8 @@ class TaskStatus:
         self._failure = self._failure or problem
         self.step(TaskEvent.FAILED)
 
-    def processed(self, epoch: int, seconds: float) -> None:
-        """One call of the chain, whose last epoch is `epoch`, took `seconds`, with appending its
-        output to the log."""
-        self.engine_epoch = epoch
+    def processed(self, seconds: float) -> None:
+        """One call of the chain took `seconds`, with appending its output to the log."""
         self._durations.append(seconds)
 
     def computed(self, epoch: int, digest: str, chained: str) -> None:
@@ -206,9 +172,10 @@ class TaskStatus:
         fetched, and stays so until it is more than BEHIND_AFTER_EPOCHS behind. One that began with
         a lent state waits until polls allow it."""
         phase = self.phase
-        if self.components is None or not phase.serves:
+        if self.parts is None or not phase.serves:
             return
-        behind = self.head - self.engine_epoch
+        # The log of an earlier boot may be ahead of the engine.
+        behind = self.head - self.parts.loop.state.epoch
         near = self.head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
         ready = self.restoring is None and self.may_be_live
         if phase is TaskPhase.CATCHING_UP and near and ready:
@@ -241,9 +208,9 @@ class TaskStatus:
 
     def lag_s(self) -> float:
         """Age of the oldest epoch whose time has passed and that is not in the log."""
-        if self.components is None and self.restored_from is None:
+        if self.parts is None and self.restored_from is None:
             return 0.0
-        stable = self.components.log.last if self.components else (self.restored_from or 0)
+        stable = self.parts.log.last if self.parts else (self.restored_from or 0)
         oldest = stable + 1
         due_us = self._origin_us + (oldest + 1) * self._epoch_interval_us  # its end
         return max(0.0, self._clock() - due_us / 1e6)
@@ -255,7 +222,10 @@ class TaskStatus:
 
     def snapshot_bytes(self) -> int:
         """Memory that checkpoints and lent states keep beyond the newest state."""
-        return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
+        if self.parts is None:
+            return 0
+        newest = self.parts.loop.state.operators
+        return sum(held.nbytes for held in self._saver.snapshots.held(newest))
 
     def epoch_p99_s(self) -> float:
         """Of the durations of calls, each of one or more epochs."""
@@ -263,7 +233,7 @@ class TaskStatus:
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
     def response(self, fence: int) -> PollResponse:
-        components, fetch = self.components, self.fetch
+        parts, fetch = self.parts, self.fetch
         lost = fetch.lost if fetch is not None else None
         in_store = self.lent_from is None  # what it fetches
         base = PollResponse(
@@ -274,27 +244,27 @@ class TaskStatus:
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
             lent_from=self.lent_from,
-            lent=self.lending.newest if self.lending is not None else None,
+            lent=self._lending.newest,
             restoring=self.restoring if in_store else None,
             lost=lost.object if lost is not None and in_store else None,
-            problem=self._problem(components),
+            problem=self._problem(parts),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
             stream_protocol=STREAM_VERSIONS.protocol,
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
         )
-        if components is None:
+        if parts is None:
             return base.model_copy(update=self._output)
         computed = self._digests_to_report()
         progress: dict[str, object] = {
-            "stable_epoch": components.log.last,
+            "stable_epoch": parts.log.last,
             "head_epoch": self.head,
             "last_epoch": self.last_epoch,
-            "log_base": components.log.base,
+            "log_base": parts.log.base,
             "digests": {e: digest for e, (digest, _) in computed.items()},
             "chained": {e: chained for e, (_, chained) in computed.items()},
-            "checkpoints": components.saver.saved(),
-            "sinks": components.sinks.progress(),
+            "checkpoints": self._saver.saved(),
+            "sinks": parts.sinks.progress(),
         }
         if self.ports is not None:
             progress["unreadable"] = self.ports.unreadable()
@@ -307,18 +277,18 @@ class TaskStatus:
         epochs = {*range(newest - REPORTED_DIGESTS + 1, newest + 1), *self._requested}
         return {epoch: known[epoch] for epoch in sorted(epochs) if epoch in known}
 
-    def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
+    def _problem(self, parts: Parts | None) -> TaskProblem | None:
         problem = self._failure or next(iter(self._problems.values()), None)
         fetch = self.fetch
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
                 message=f"part of the state is not fetched yet: {fetch.problem}",
-                saving=components is not None,  # after the start, checkpoints wait for it
+                saving=parts is not None,  # after the start, checkpoints wait for it
             )
-        if problem is None and components is not None:
-            if (message := components.sinks.problem()) is not None:
+        if problem is None and parts is not None:
+            if (message := parts.sinks.problem()) is not None:
                 problem = TaskProblem(message=message)
-            elif (message := components.saver.problem) is not None:
+            elif (message := self._saver.problem) is not None:
                 problem = TaskProblem(message=message, saving=True)
         if problem is None and self.ports is not None:
             problem = self.ports.problem()

@@ -63,9 +63,8 @@ from rekindle.task.core.sink import (
     StopWriter,
     assignment_changes,
 )
-from rekindle.task.core.snapshots import Held
 from rekindle.task.core.start import StartCore, StartEffect
-from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.core.streams import InputEffect, InputEvent, StreamsCore
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
@@ -110,8 +109,9 @@ class TaskCore:
             settings.origin_us,
             settings.epoch_interval_us,
             unix_time or self._clock,
+            self.saver,
+            self.lending,
         )
-        self.status.lending = self.lending
 
     def _clock(self) -> float:
         return self._now
@@ -221,9 +221,7 @@ class TaskCore:
         )
         sinks = Sinks(state.epoch, compare_files_from)
         self.parts = Parts(log, loop, sinks)
-        self.status.engine_epoch = state.epoch
-        self.status.components = TaskComponents(log, sinks, self.saver)
-        self.status.snapshots = self._held
+        self.status.parts = self.parts
         self.status.step(TaskEvent.STARTED)
         restored = self.saver.state_complete if complete else self.saver.state_incomplete
         if complete:
@@ -364,9 +362,6 @@ class TaskCore:
                 return [effect]
         assert_never(effect)
 
-    def _held(self) -> Sequence[Held]:
-        return self.saver.snapshots.held(self._started().loop.state.operators)
-
     def _record_committed(self, entry: SetCommittedEntry) -> list[TaskEffect]:
         epoch = entry.point.epoch if entry.point is not None else NO_EPOCH
         self.status.committed(epoch, entry.may_be_live)
@@ -413,7 +408,7 @@ class TaskCore:
                     self.status.computed(epoch, digest, chained)
                     effects += self._log_grew()
                 case CallCompleted(epochs, took_s):
-                    self.status.processed(epochs[-1].epoch, took_s)
+                    self.status.processed(took_s)
                     effects += self._update_phase()
                     effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():
