@@ -23,6 +23,7 @@ from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
+from rekindle.task.core.start import StartStep
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
@@ -214,6 +215,23 @@ def test_a_task_whose_restored_state_is_lost_ends(tmp_path: Path) -> None:
     assert answer.lost in objects
     thread.join(10)
     assert ended == [1]
+
+
+def test_a_task_that_is_stopped_while_it_starts_ends_at_once(tmp_path: Path) -> None:
+    runtime = TaskRuntime(config_of(tmp_path))
+    runtime.engine.chain = Future()  # it starts, for long
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    point = RestorePoint(epoch=-1)
+    config = runtime._config
+    runtime.polls.poll(
+        PollRequest(topology="uid-1", fence=1, generation=1, task=config.ref, restore=point)
+    )
+    eventually(lambda: runtime.core.start.waits_for is StartStep.ENGINE, 10)
+    runtime.stop()
+    thread.join(10)
+    assert ended == [0]
 
 
 def test_a_log_keeps_what_stream_sinks_retain_from_its_first_epoch_on(

@@ -433,7 +433,8 @@ class TaskRuntime:
         self._engine_calls.stop()
         if self.startup.fetch is not None:
             self.startup.fetch.stop()  # the loop may wait for state to be fetched
-        self._engine_thread.join(end.loop_s)
+        if self.core.parts is not None:  # a step of the start may wait for the engine or the store
+            self._engine_thread.join(end.loop_s)
         if log is not None and end.flush_s and not self._flush(log.last, end.flush_s):
             _log.warning(
                 "not all sinks have written the newest epochs; the restarted task writes them"
