@@ -17,25 +17,26 @@ import yaml
 
 from rekindle.checkpoints.store import Store
 from rekindle.engine.bounds import MAX_EPOCHS, CallBounds, take_ready
-from rekindle.engine.call_sizes import CallSizes
 from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.engine.model import Chain, State
 from rekindle.identity import Identity
-from rekindle.protocol import EntryRef, RestorePoint, TaskRef
+from rekindle.protocol import EntryRef, RestorePoint, TaskPhase, TaskRef
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.streams.log import OutputLog
 from rekindle.task.config import TaskConfig
-from rekindle.task.core.status import TaskStatus
-from rekindle.task.loop import EngineRestarter, EpochLoop
-from rekindle.task.saver import CheckpointSaver
+from rekindle.task.core.messages import TaskSettings
+from rekindle.task.engine_calls import EngineParts, EngineRestarter
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Topology
+from rekindle_testing.fixtures.local_task import LocalParts, LocalTask
 
 SAVE_TIMEOUT_S = 60.0
 POLL_S = 0.0005
+_REQUESTS = 5
+"""Of the loop, with which an epoch is done although the engine is restarted."""
 MINUTE_US = 60_000_000
 GROUPS = 1_000
 SCHEMA = "k STRING, v DOUBLE, n BIGINT, t TIMESTAMP"
@@ -138,9 +139,8 @@ class BenchTask:
         Store(compiled.spec.checkpoint.store)  # the coordinator's part: tasks make no store
         states = TaskStore(config)
         self._may_restart_engine = engine is not None
+        self._committed = first - 1
         self._inputs = InMemoryInputs(max_epochs)
-        self._saver = CheckpointSaver(states)
-        self._offered: int | None = None
         self._states = states
         self._log = OutputLog(
             directory / "log",
@@ -152,31 +152,27 @@ class BenchTask:
             spill_prefix=states.spill_prefix,
         )
         self._log.start_at(first)
-        self._status = TaskStatus(
-            ref, "bench", config.origin_us, config.epoch_interval_us, time.time
+        self._interval_epochs = (
+            checkpoint_interval_epochs or compiled.spec.checkpoint_interval_epochs
         )
-        self._loop = EpochLoop(
-            chain=chain,
-            state=TaskState(first - 1, NO_WATERMARK, State()),
-            inputs=self._inputs,
-            log=self._log,
-            checkpoint_interval_epochs=checkpoint_interval_epochs
-            or compiled.spec.checkpoint_interval_epochs,
-            save=self._save,
-            status=self._status,
-            wait=lambda _: True,  # "stop": a call does not retry by itself
-            sizes=CallSizes.of(config.memory),
-            engine=engine,
+        self._task = LocalTask(
+            TaskSettings(
+                ref, "bench", self._interval_epochs, config.epoch_interval_us, memory=config.memory
+            ),
+            TaskState(first - 1, NO_WATERMARK, State()),
+            LocalParts(
+                EngineParts(chain, self._log, source=self._inputs, engine=engine), store=states
+            ),
         )
 
     @property
     def epoch(self) -> int:
         """The newest that is done: in the log, and offered to the saver if it is a checkpoint's."""
-        return self._loop.state.epoch
+        return self._task.loop.state.epoch
 
     @property
     def state(self) -> State:
-        return self._loop.state.operators
+        return self._task.loop.state.operators
 
     def offer(self, epochs: Iterable[EpochInput]) -> None:
         self._inputs.offer(epochs)
@@ -185,23 +181,34 @@ class BenchTask:
         """What a task does for the next epochs: chain, digests, output log, and at a checkpoint
         epoch the hand-over to the saver. If no epoch was completed, raises RuntimeError; with an
         engine that may have been restarted, call it again."""
-        if not self._loop.run_call(timeout_s=0) and not self._may_restart_engine:
-            raise RuntimeError(
-                f"no epoch after {self.epoch}: {self._status.response(fence=0).problem}"
-            )
+        before = self.epoch
+        for _ in range(_REQUESTS):
+            self._task.run_next()
+            if self.epoch != before:
+                return
+            if self._task.core.status.phase is TaskPhase.FAILED:
+                break
+        else:
+            if self._may_restart_engine:
+                return
+        problem = self._task.core.response().problem
+        raise RuntimeError(f"no epoch after {before}: {problem.message if problem else 'unknown'}")
 
     def wait_saved(self) -> None:
         """Until the newest checkpoint is in the store. Raises TimeoutError."""
         deadline = time.monotonic() + SAVE_TIMEOUT_S
-        while self._offered is not None and self._offered not in self._saved():
+        awaited = (self.epoch + 1) // self._interval_epochs * self._interval_epochs - 1
+        while awaited > self._committed and awaited not in [done.epoch for done in self._saved()]:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"epoch {self._offered}: {self._saver.problem or 'not saved'}")
+                problem = self._task.core.response().problem
+                raise TimeoutError(f"epoch {awaited}: {problem or 'not saved'}")
             time.sleep(POLL_S)
+            self._task.wake()
 
     @property
     def saved(self) -> EntryRef | None:
         """The newest checkpoint in the store that is not committed yet."""
-        return done[-1] if (done := self._saver.done()) else None
+        return done[-1] if (done := self._saved()) else None
 
     def restore(self, saved: EntryRef) -> TaskState:
         """What a task does when it starts from a checkpoint, until all of its state is local."""
@@ -214,21 +221,17 @@ class BenchTask:
     def commit_saved_checkpoint(self) -> None:
         """What the coordinator and the supervisor do: the newest saved checkpoint is committed,
         the next save need not repeat it, and the log is truncated to the epochs after it."""
-        saved = self._saver.done()
+        saved = self._saved()
         if saved:
             newest = saved[-1]
-            self._saver.commit(RestorePoint(epoch=newest.epoch, object=newest.object))
+            self._task.poll(committed=RestorePoint(epoch=newest.epoch, object=newest.object))
             self._log.truncate(newest.epoch)
-            if newest.epoch == self._offered:
-                self._offered = None
+            self._committed = newest.epoch
 
     def stop(self) -> None:
-        self._saver.stop(SAVE_TIMEOUT_S)
+        self._task.stop(SAVE_TIMEOUT_S)
         self._log.close()
 
-    def _saved(self) -> list[int]:
-        return [done.epoch for done in self._saver.done()]
-
-    def _save(self, state: TaskState) -> None:
-        self._offered = state.epoch
-        self._saver.offer(state)
+    def _saved(self) -> tuple[EntryRef, ...]:
+        with self._task.process.lock:
+            return self._task.core.saver.saved()

@@ -32,7 +32,6 @@ import yaml
 from engine_parts import BenchTask, task_config
 
 from rekindle.engine.memory import MIB, needed_bytes, plan_memory
-from rekindle.errors import EpochTooLarge
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.task.engine import EngineStarter
 from rekindle.topology.compile import compile_topology
@@ -163,7 +162,7 @@ def run(case: Case, directory: Path) -> Outcome:
             while task.epoch < case.epochs - 1:
                 task.run_next()
                 task.commit_saved_checkpoint()
-        except EpochTooLarge as error:
+        except RuntimeError as error:
             refusal = str(error)
         seconds = time.perf_counter() - begin
     task.stop()

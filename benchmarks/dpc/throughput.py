@@ -25,7 +25,7 @@ import pyarrow as pa
 from engine_parts import task_config
 
 from dpc.topologies import GROUPS, SOURCES, Setting, resource
-from rekindle.engine.call_sizes import CallSizes
+from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.memory import plan_memory
 from rekindle.engine.model import Chain, State
 from rekindle.engine.spark.chain import SparkChain
@@ -36,13 +36,13 @@ from rekindle.streams.epochs import NO_EPOCH, NO_WATERMARK, EpochBatch
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
-from rekindle.task.core.status import TaskStatus
-from rekindle.task.loop import EpochLoop
+from rekindle.task.core.messages import TaskSettings
+from rekindle.task.engine_calls import EngineParts
 from rekindle.task.state import TaskState
-from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.model import Segment, Topology
+from rekindle_testing.fixtures.local_task import LocalParts, LocalTask
 
 PAIRS = 15
 WARM_UP_PAIRS = 2
@@ -151,44 +151,42 @@ class _Bench:
         directory = self._directory / name
         log = OutputLog(directory / "log", self._segment.stream, 0, self._chain.output_schema)
         log.start_at(0)
-        inputs = self._inputs(finite)
         output = LiveOutput(log, directory / "tentative", name)
-        if finite:
-            inputs.attach(output)
-            inputs.allow_tentative()
-        status = TaskStatus(
-            self._config.ref, name, origin_us=0, epoch_interval_us=EPOCH_US, clock=time.time
-        )
-        loop = EpochLoop(
-            chain=self._chain,
-            state=TaskState(-1, NO_WATERMARK, State()),
-            inputs=inputs,
-            log=log,
+        settings = TaskSettings(
+            self._config.ref,
+            name,
             checkpoint_interval_epochs=10,
-            save=lambda state: None,
-            status=status,
-            wait=lambda _: True,
-            sizes=CallSizes.of(self._memory),
+            epoch_interval_us=EPOCH_US,
+            memory=self._memory,
+            consistency=self._consistency(finite),
+            input_names=[input.name for input in self._segment.inputs],
         )
+        engine = EngineParts(self._chain, log, output=output if finite else None)
+        task = LocalTask(
+            settings,
+            TaskState(NO_EPOCH, NO_WATERMARK, State()),
+            LocalParts(engine, self._segment),
+        )
+        task.allow_tentative()
         began = time.perf_counter()
-        inputs.route(upstreams)
+        task.poll(upstreams=tuple(upstreams))
         while log.last < self._epochs - 1:
             if time.perf_counter() - began > _ROUND_TIMEOUT_S:
                 raise TimeoutError(f"round {name} is at epoch {log.last} of {self._epochs}")
-            loop.run_call(timeout_s=1.0)
+            task.run_next(timeout_s=0.05)
         seconds = time.perf_counter() - began
-        inputs.close()
+        task.stop()
         if max(output.report.newest_tentative, output.report.corrected_through) != NO_EPOCH:
             raise RuntimeError(f"round {name} was tentative: the machine is too busy to compare")
         log.close()
         return seconds
 
-    def _inputs(self, finite: bool) -> StreamInputs:
+    def _consistency(self, finite: bool) -> ConsistencySettings:
         settings = self._config.consistency(first_attempt=1)
-        if not finite:
-            read_ahead_bytes = self._memory.read_ahead_bytes
-            settings = replace(settings, max_delay_s=None, read_ahead_bytes=read_ahead_bytes)
-        return StreamInputs(self._segment, 0, settings, next_epoch=0, watermark=NO_WATERMARK)
+        if finite:
+            return settings
+        read_ahead_bytes = self._memory.read_ahead_bytes
+        return replace(settings, max_delay_s=None, read_ahead_bytes=read_ahead_bytes)
 
 
 def _rows(epoch: int, rng: np.random.Generator) -> pa.Table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from prometheus_client import generate_latest
 
 from rekindle.protocol import TaskRef
-from rekindle.task.core.phases import TaskEvent
-from rekindle.task.core.status import TaskStatus
+from rekindle.task.core.messages import TaskSettings
+from rekindle.task.core.task import TaskCore
 from rekindle.task.metrics import make_registry
 from rekindle_testing.chaos import topologies
 from rekindle_testing.chaos.freshness import Freshness, TaskSample
@@ -74,9 +74,8 @@ def test_a_task_whose_engine_is_slow_is_not_late() -> None:
 
 def test_what_a_task_says_is_read_from_its_metrics() -> None:
     ref = TaskRef(segment="id", partition=1, replica=0, incarnation=1)
-    status = TaskStatus(ref, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 1.0)
-    status.step(TaskEvent.START_BEGUN)
-    text = generate_latest(make_registry(status, "trips", "busy", ref)).decode()
+    core = TaskCore(TaskSettings(ref, "boot", 10, epoch_interval_us=1_000_000))
+    text = generate_latest(make_registry(core, "trips", "busy")).decode()
     assert sample_of("pod", text) == TaskSample(
         "pod", ("busy", 1), is_live=False, stable=-1, tentative=-1, epoch_p99_s=0.0
     )

@@ -7,8 +7,8 @@ Both are compared as rows that may repeat, in any order. The exit status is 1 if
 Of Nexmark's queries, q12 counts by event time here: by the clock each run would give other rows.
 q4 has the average over a day instead of a new one with each auction, and q17 the results of a whole
 day. Not written yet: q6, q9, q18 and q19 (the first rows of each group), q10 (files by time), q13
-(a table that is looked up), q15 and q16 (count of distinct values), q11 (windows by session). q23
-is two joins like that of q20.
+(a table that is looked up), q15 and q16 (count of distinct values). q23 is two joins like that of
+q20.
 """
 
 from __future__ import annotations
@@ -62,6 +62,18 @@ ORACLE = {
         FROM persons AS person JOIN auctions AS auction ON person.id = auction.seller
             AND time_bucket(INTERVAL 10 SECOND, person.date_time)
                 = time_bucket(INTERVAL 10 SECOND, auction.date_time)""",
+    "q11": """
+        SELECT min(date_time) AS window_start, max(date_time) + INTERVAL 10 SECOND AS window_end,
+            bidder, count(*) AS bid_count
+        FROM (
+            SELECT bidder, date_time, sum(begins) OVER (
+                PARTITION BY bidder ORDER BY date_time ROWS UNBOUNDED PRECEDING) AS number
+            FROM (
+                SELECT bidder, date_time, coalesce(CAST(date_time - lag(date_time) OVER (
+                    PARTITION BY bidder ORDER BY date_time) >= INTERVAL 10 SECOND AS INT), 1)
+                    AS begins
+                FROM bids))
+        GROUP BY bidder, number""",
     "q12": """
         SELECT time_bucket(INTERVAL 10 SECOND, date_time) AS window_start,
             window_start + INTERVAL 10 SECOND AS window_end, bidder, count(*) AS bid_count

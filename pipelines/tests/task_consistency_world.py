@@ -50,6 +50,7 @@ from rekindle.task.core.messages import (
     TaskEffect,
     TaskSettings,
 )
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SkipCheckpoint
 from rekindle.task.core.start import AwaitEngine, CompleteStart, OpenInputs, RestoreState
 from rekindle.task.core.streams import StreamsCore
@@ -86,9 +87,8 @@ class CoreTask(Task):
 
     @property
     def streams(self) -> StreamsCore:
-        assert self.task_core.parts is not None
-        assert self.task_core.parts.streams is not None
-        return self.task_core.parts.streams
+        assert self.task_core.streams is not None
+        return self.task_core.streams
 
     @property
     def stable_state(self) -> TaskState:
@@ -145,7 +145,7 @@ class CoreTask(Task):
                 self.world.at(now + RESTART_S, partial(self.report, LoopCore.engine_restarted))
             case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive():
                 self._perform(effect)
-            case ResumeStable() | Respond() | RouteInputs() | SkipCheckpoint():
+            case ResumeStable() | Respond() | RouteInputs() | SkipCheckpoint() | SetProblem():
                 pass
             case RestoreState() | OpenInputs() | AwaitEngine() | CompleteStart():
                 pass

@@ -10,16 +10,18 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from task_world import World
 
 from rekindle.connectors.epoch_ranges import EPOCH_RANGES_FOLDER, KEPT, Definition, EpochRanges
 from rekindle.connectors.files_sink import FilesSink, parse_name
+from rekindle.engine.model import State
 from rekindle.errors import SinkRefused
 from rekindle.objects import LocalObjects, ObjectInfo, Retry, to_json
 from rekindle.protocol import SinkAssignment
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 from rekindle.streams.log import OutputLog
-from rekindle.task.sinks import SinkWriters
+from rekindle.task.state import TaskState
 from rekindle.topology.kinds.files import FilesSinkSpec
 from rekindle.topology.spec import SinkSpec
 
@@ -203,7 +205,8 @@ def test_the_sinks_of_a_task_begin_where_their_definition_does(tmp_path: Path, p
     log.start_at(12)
     for epoch in range(12, 50):
         log.append(batch(epoch, "new"))
-    sinks = SinkWriters(log, 11, lambda assigned, _: sink(place, NEW))
+    start = TaskState(11, 0, State())
+    sinks = World(tmp_path / "log", start, open_sink=lambda *_: sink(place, NEW), log=log).sinks
     sinks.assign(
         [SinkAssignment(query="q", from_epoch=12, sink=SinkSpec(), definition="new", generation=2)]
     )

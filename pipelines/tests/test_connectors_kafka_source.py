@@ -352,8 +352,12 @@ def test_a_broker_that_is_away_is_named_and_found_again(
         topic.send(rows(0, 3))
         source = open_kafka(topic)
         reach = source.ends(None)
-        broker.kill()
         where = f"topic {topic.name} at {broker.bootstrap_servers}"
+        broker.freeze()
+        with pytest.raises(SourceFailed, match=where):
+            source.ends(reach.end)
+        broker.resume()
+        broker.kill()
         with pytest.raises(SourceFailed, match=where):
             source.ends(reach.end)
         with pytest.raises(SourceFailed, match=where):

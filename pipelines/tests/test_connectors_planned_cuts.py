@@ -242,6 +242,7 @@ def test_what_is_no_record_is_refused(data: bytes) -> None:
         decode_cut_record(data)
 
 
+@pytest.mark.simulated
 @given(st.integers(0, 2**32))
 def test_all_readers_and_replays_release_the_same_epochs(seed: int) -> None:
     World(seed).run(STEPS)
@@ -280,6 +281,7 @@ def _found(bug: dict[str, Any]) -> str:
     return ""
 
 
+@pytest.mark.simulated
 @pytest.mark.parametrize(
     ("bug", "message"),
     [
@@ -295,6 +297,7 @@ def test_planted_bugs_are_found(bug: dict[str, Any], message: str) -> None:
     assert message in _found(bug)
 
 
+@pytest.mark.simulated
 def test_a_reader_that_was_frozen_for_long_is_overtaken() -> None:
     overtaken = 0
     for seed in range(20):

@@ -7,6 +7,7 @@ from collections import deque
 import pyarrow as pa
 import pytest
 from engine_fixtures import topology
+from task_world import ReadAhead
 
 from rekindle.connectors.input_identity import InputFile
 from rekindle.connectors.source import EventTimes, SourceCut, SourceSummary
@@ -24,7 +25,6 @@ from rekindle.streams.epochs import EpochInput
 from rekindle.streams.log import fetched_bytes
 from rekindle.streams.response_frames import ResponseFrames
 from rekindle.task.inputs import SourceInputs
-from rekindle.task.stream_inputs import StreamInputs
 from rekindle.workers import CallTimer
 from rekindle_testing.waiting import eventually
 
@@ -179,13 +179,9 @@ def test_many_readers_share_the_buffer_of_a_task() -> None:
     request_bytes = {
         ahead: {
             reader._request_bytes
-            for reader in StreamInputs(
-                segment,
-                0,
-                ConsistencySettings([range(16)], read_ahead_bytes=ahead),
-                next_epoch=0,
-                watermark=0,
-            )._readers.values()
+            for reader in ReadAhead(
+                segment, ConsistencySettings([range(16)], read_ahead_bytes=ahead)
+            ).inputs._readers.values()
         }
         for ahead in (16 * MIB, 1 << 16)
     }

@@ -14,6 +14,7 @@ import pytest
 from coordinator_world import started
 from prometheus_client import CollectorRegistry
 from reader_parts import read_once
+from task_world import make_handler
 
 from rekindle import identity
 from rekindle.identity import Identity, Versions, incompatible
@@ -40,13 +41,9 @@ OWN = Identity("uid-a", "token-a")
 SCHEMA = pa.schema([("n", pa.int64())])
 
 
-def answer(fence: int) -> PollResponse:
-    return PollResponse(task=REF, boot_id="b", fence=fence, phase="Live")
-
-
 @pytest.fixture
 def handler() -> PollHandler:
-    return PollHandler(REF, answer, OWN)
+    return make_handler(REF, identity=OWN)
 
 
 @pytest.fixture
@@ -115,7 +112,7 @@ def test_a_poll_of_another_topology_is_refused(
     status, text = post(control, poll("uid-b", fence=9), "token-a")
     assert status == 421
     assert "for topology uid-b, this is topology uid-a" in text
-    assert handler.desired is None
+    assert handler._process.core.polls.desired is None
     assert post(control, poll(fence=1), "token-a")[0] == 200
 
 
@@ -302,7 +299,8 @@ def test_the_token_before_is_shown_only_if_it_is_another(previous: str, shown: s
 
 def test_saved_entries_are_reported_as_by_other_releases() -> None:
     entry = {"epoch": 9, "object": "entries/x.json", "digest": "d", "bytes": 7}
-    response = answer(fence=1).model_dump(mode="json") | {"checkpoints": [{**entry, "newer": 1}]}
+    answer = PollResponse(task=REF, boot_id="b", fence=1, phase="Live")
+    response = answer.model_dump(mode="json") | {"checkpoints": [{**entry, "newer": 1}]}
     read = PollResponse.model_validate_json(json.dumps(response))
     assert read.checkpoints == (EntryRef(9, "entries/x.json", "d", 7),)
     assert json.loads(read.model_dump_json())["checkpoints"] == [entry]

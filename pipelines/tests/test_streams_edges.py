@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -28,9 +27,9 @@ from edge_parts import (
 )
 from log_parts import MemorySpill
 from reader_parts import read_once, routes_to, started_io
+from task_world import ReadAhead
 
 from rekindle.consistency.messages import ConsistencySettings
-from rekindle.engine.bounds import CallBounds
 from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.exchange.routing import Share
 from rekindle.protocol import Endpoint, Upstream
@@ -42,7 +41,6 @@ from rekindle.streams.reader import PartitionReader
 from rekindle.streams.reader_core import Subscription
 from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import CallTimedOut, ReadRequest, StreamUnavailable
-from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.model import Exchange, Input, Resources, Segment
 from rekindle.topology.schema import Schema
 from rekindle_testing.waiting import eventually, wait_for
@@ -205,25 +203,17 @@ def segment_of(partitions: int) -> Segment:
     )
 
 
-def inputs_of(count: int, read_ahead_bytes: int = 32 << 20, **options: Any) -> StreamInputs:
+def inputs_of(count: int, read_ahead_bytes: int = 32 << 20, **options: Any) -> ReadAhead:
     settings = ConsistencySettings([range(count)], read_ahead_bytes=read_ahead_bytes)
-    return StreamInputs(segment_of(count), 0, settings, next_epoch=0, watermark=0, **options)
-
-
-def taken_from(inputs: StreamInputs, max_epochs: int, timeout_s: float) -> list[int]:
-    """The epochs that a loop takes."""
-    loop = Mock()
-    if (taken := inputs.take(CallBounds(max_epochs), timeout_s)) is not None:
-        taken(loop, 0.0)
-    return [e.epoch for call in loop.epochs_taken.call_args_list for e in call.args[0]]
+    return ReadAhead(segment_of(count), settings, **options)
 
 
 def test_inputs_whose_thread_dies_fail_the_task() -> None:
-    inputs = inputs_of(2)
-    end_thread(inputs._io)
+    task = inputs_of(2)
+    end_thread(task.inputs._io)
     with pytest.raises(RekindleError, match="thread pulls has ended: SystemExit"):
-        eventually(lambda: inputs.take(CallBounds(1), 0.1))
-    inputs.close()
+        task.take(1, 10)
+    task.inputs.close()
 
 
 def test_a_stopped_thread_is_not_reported() -> None:
@@ -300,19 +290,19 @@ def test_all_edges_share_one_budget(tmp_path: Path) -> None:
     def held() -> int:
         return int(pa.total_allocated_bytes() - before)
 
-    inputs = inputs_of(count, budget)
+    task = inputs_of(count, budget)
     at = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=1)
-    inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(count)])
+    task.inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(count)])
     epoch_bytes = count * rows * 8
     eventually(lambda: held() >= epoch_bytes)
     time.sleep(0.5)  # for what would come beyond the budget
     assert held() <= 2 * budget + 3 * epoch_bytes
     taken: list[int] = []
     while len(taken) < 20:
-        taken += taken_from(inputs, 1, 10)
-        inputs.stable_processed(taken[-1])
+        taken += task.take(1, 10)
+        task.processed(taken[-1])
     assert taken == list(range(20))
-    inputs.close()
+    task.inputs.close()
     server.stop()
 
 
@@ -330,13 +320,13 @@ def test_an_epoch_too_large_for_the_task_is_refused_in_advance(
             raise EpochTooLarge(f"{what} has {size >> 20} MiB")
 
     before = pa.total_allocated_bytes()
-    inputs = inputs_of(16, check_size=check)
+    task = inputs_of(16, check_size=check)
     at = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=1)
-    inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(16)])
+    task.inputs.route([Upstream(stream="s", partition=n, endpoints=(at,)) for n in range(16)])
     with pytest.raises(EpochTooLarge, match="epoch 0 of the upstream partitions together has 4"):
-        eventually(lambda: inputs.take(CallBounds(1), 0.1))
+        task.take(1, 10)
     assert pa.total_allocated_bytes() - before <= 6 << 20
-    inputs.close()
+    task.inputs.close()
     server.stop()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
+from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.model import EpochOutput, State
 from rekindle.errors import NotDeterministic, OperatorFailed
 from rekindle.protocol import (
@@ -14,10 +16,20 @@ from rekindle.protocol import (
     SinkAssignment,
     TaskRef,
 )
-from rekindle.streams.epochs import EpochInput
+from rekindle.streams.epochs import EpochBatch, EpochInput
+from rekindle.streams.sunion import Channel
 from rekindle.task.core.loop import AppendEpochs, ProcessEpochs, TakeEpochs
-from rekindle.task.core.messages import CallSink, RefusePoll, Respond, TaskSettings
-from rekindle.task.core.sink import OpenSink
+from rekindle.task.core.messages import (
+    CallSink,
+    EndComparison,
+    RefusePoll,
+    Respond,
+    ServeStreamSinks,
+    StopSink,
+    TaskEffect,
+    TaskSettings,
+)
+from rekindle.task.core.sink import OpenSink, WriteEpochs
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -28,6 +40,7 @@ from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
     EndProcess,
     RouteInputs,
+    TruncateLog,
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.state import TaskState
@@ -142,7 +155,7 @@ def test_events_of_a_sink_that_was_stopped_are_ignored() -> None:
 
 def test_a_permanent_error_is_reported_before_the_end() -> None:
     task_core = started()
-    assert task_core.call_failed(OperatorFailed("division by zero"), 1.0) == []
+    assert task_core.call_failed(OperatorFailed("division by zero"), 1.0) == [StopSink(SINK)]
     (response,) = task_core.poll_received(poll(ask_only=True), 2.0)[:1]
     assert isinstance(response, Respond)
     assert failure(response.response) == ("Failed", "division by zero")
@@ -166,6 +179,22 @@ def test_a_task_whose_results_differ_each_time_stays() -> None:
     assert isinstance(end, EndProcess)
 
 
+def test_a_failure_during_the_start_ends_it() -> None:
+    task_core = core()
+    task_core.poll_received(poll(), 0.0)
+    task_core.call_failed(OperatorFailed("no engine"), 1.0)
+    assert task_core.start_step_succeeded(2.0) == []
+    assert task_core.restored(TaskState(-1, 0, State()), 0, -1, 2.0) == []
+    assert failure(task_core.response()) == ("Failed", "no engine")
+
+
+def test_a_call_that_an_end_breaks_off_is_no_failure() -> None:
+    task_core = started()
+    task_core.stop_requested(1.0)
+    assert task_core.call_failed(OperatorFailed("interrupted"), 2.0) == []
+    assert task_core.response().phase == "Stopping"
+
+
 def failure(response: PollResponse) -> tuple[str, str]:
     assert response.problem is not None
     return response.phase, response.problem.message
@@ -182,6 +211,92 @@ def test_an_epoch_is_not_stable_before_it_is_in_the_log() -> None:
         lambda loop, now: loop.epochs_processed([output], State(), now), 0.0
     ) == [AppendEpochs([output])]
     assert task_core.response().stable_epoch == -1
+
+
+def append(task_core: TaskCore, epoch: int) -> list[TaskEffect]:
+    rows = RowsByDigest("d")
+    taken, output = EpochInput(epoch, 0, 0, (rows,)), EpochOutput(epoch, 0, rows)
+    task_core.loop_reported(lambda loop, now: loop.epochs_taken([taken], now), 0.0)
+    task_core.loop_reported(lambda loop, now: loop.epochs_processed([output], State(), now), 0.0)
+    return task_core.loop_reported(lambda loop, now: loop.epochs_appended(["d"], now), 0.0)
+
+
+def write(task_core: TaskCore, epoch: int) -> list[TaskEffect]:
+    return task_core.sink_reported(
+        SINK, lambda sink, now: sink.epoch_written(epoch, None, now), 0.0
+    )
+
+
+def opened(task_core: TaskCore, last: int) -> list[TaskEffect]:
+    first = 0
+    return task_core.sink_reported(SINK, lambda sink, now: sink.opened(last, first, now), 0.0)
+
+
+def test_a_sink_writes_what_is_appended() -> None:
+    task_core = started()
+    opened(task_core, -1)
+    assert CallSink(SINK, WriteEpochs(0)) in append(task_core, 0)
+    assert (task_core.may_write(SINK, 0), task_core.sinks_have_written(0)) == (True, False)
+    write(task_core, 0)
+    assert task_core.sinks_have_written(0)
+
+
+def test_a_sink_that_is_stopped_may_write_nothing() -> None:
+    task_core = started()
+    assert StopSink(SINK) in task_core.poll_received(poll(), 0.0)
+    assert not task_core.may_write(SINK, 0)
+
+
+def test_the_log_keeps_what_a_sink_has_not_written() -> None:
+    task_core = started()
+    opened(task_core, -1)
+    append(task_core, 0)
+    append(task_core, 1)
+    assert TruncateLog(0) not in task_core.poll_received(poll(floor=1, sinks=(SINK,)), 0.0)
+    assert TruncateLog(0) in write(task_core, 0)
+
+
+def test_a_sink_that_starts_has_the_limit_of_its_poll() -> None:
+    task_core = started()
+    other = SINK.model_copy(update={"query": "other"})
+    task_core.poll_received(poll(sinks=(SINK, other), sinks_through=3), 0.0)
+    assert (task_core.may_write(other, 3), task_core.may_write(other, 4)) == (True, False)
+
+
+def test_a_comparison_of_files_ends_once() -> None:
+    task_core = core()
+    task_core.poll_received(poll(sinks=(SINK,)), 0.0)
+    task_core.restored(TaskState(-1, 0, State()), 0, -1, 0.0, compare_files_from=0)
+    opened(task_core, 1)
+    append(task_core, 0)
+    append(task_core, 1)
+    ends = [EndComparison() in write(task_core, epoch) for epoch in (0, 1, 2)]
+    assert ends == [False, True, False]
+
+
+def test_stream_sinks_are_served_until_there_are_none() -> None:
+    task_core = started()
+    stream = SINK.model_copy(update={"sink": SinkSpec.model_validate({"stream": {}})})
+    served = ServeStreamSinks(7, (stream,))
+    assert served in task_core.poll_received(poll(sinks=(stream,), sinks_through=7), 0.0)
+    assert ServeStreamSinks(None, ()) in task_core.poll_received(poll(), 0.0)
+    last = task_core.poll_received(poll(), 0.0)
+    assert not [effect for effect in last if isinstance(effect, ServeStreamSinks)]
+
+
+def test_streams_are_read_before_the_task_is_restored() -> None:
+    task_core = TaskCore(
+        TaskSettings(REF, "boot", 4, 1_000_000, consistency=ConsistencySettings([[0]]))
+    )
+    task_core.poll_received(poll(), 0.0)
+    task_core.streams_opened(0, 0, 0.0)
+    rows = pa.table({"n": [1]})
+    early = EpochBatch("s", 0, 0, 0, rows, "d")
+    channel = Channel(0, 0)
+    task_core.input_reported(lambda inputs, now: inputs.batch_received(channel, early, now), 0.0)
+    process = task_core.restored(TaskState(-1, 0, State()), 0, -1, 0.0)[-1]
+    assert isinstance(process, ProcessEpochs)
+    assert [epoch.epoch for epoch in process.epochs] == [0]
 
 
 @pytest.mark.parametrize("parts", [CHAIN, JOINED])

@@ -185,15 +185,14 @@ def test_a_comparison_lasts_until_all_files_are_compared(home: Path) -> None:
     run_boot_with_wrong_result(home, replicas=1)
     mark_for_discard(home)
     world = Boot(home, replicas=1).world
-    assert not world.sinks.all_compared(), "no sink is known yet"
+    assert world.earlier.compare_files_from is not None, "no sink is known yet"
     world.sink.epochs = list(range(8))
     world.sinks.assign([SINK])
     world.run_to(5)
     eventually(lambda: world.sinks.progress()[0].durable == 4)
-    assert not world.sinks.all_compared()
+    assert world.earlier.compare_files_from is not None
     world.run_to(9)
-    eventually(world.sinks.all_compared)
-    world.earlier.stop_comparing()
+    eventually(lambda: world.earlier.compare_files_from is None)
     world.sinks.stop()
     killed(Boot(home, replicas=1), epoch=9)
     assert Boot(home, replicas=1).world.earlier.compare_files_from is None
@@ -204,10 +203,11 @@ def test_a_conflict_keeps_a_comparison_alive(home: Path) -> None:
     mark_for_discard(home)
     world = Boot(home, replicas=1).world
     world.sink.conflict = "epoch 6 exists with rows that differ"
+    world.sink.epochs = list(range(8))
     world.sinks.assign([SINK])
     world.run_to(9)
     eventually(lambda: world.sinks.progress()[0].durable == 8)
-    assert not world.sinks.all_compared()
+    assert world.earlier.compare_files_from is not None
     world.sinks.stop()
 
 

@@ -18,12 +18,15 @@ from state_parts import count_state
 
 from rekindle.checkpoints import StateStore, Store
 from rekindle.errors import OperatorRefused
-from rekindle.protocol import PollRequest, RestorePoint
+from rekindle.protocol import PollRequest, RestorePoint, SinkAssignment
+from rekindle.streams.epochs import EpochBatch
+from rekindle.streams.log import OutputLog
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
+from rekindle.topology.spec import SinkSpec
 from rekindle_testing.embedded.process_node.indexes import IndexReservation
 from rekindle_testing.waiting import eventually
 
@@ -105,8 +108,8 @@ def test_a_failed_task_writes_nothing(failed: TaskRuntime, tmp_path: Path) -> No
 def test_a_task_whose_engine_does_not_start_reports_that_and_ends(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     runtime = TaskRuntime(config)
-    runtime._engine.chain = Future()
-    runtime._engine.chain.set_exception(OperatorRefused("Spark refuses it", "numbers"))
+    runtime.engine.chain = Future()
+    runtime.engine.chain.set_exception(OperatorRefused("Spark refuses it", "numbers"))
     ended: list[int] = []
     thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
     thread.start()
@@ -124,11 +127,11 @@ def test_a_task_that_serves_no_longer_reports_that_and_ends(tmp_path: Path) -> N
         raise SystemExit("the loop is broken")
 
     runtime = TaskRuntime(config_of(tmp_path))
-    runtime._engine.chain = Future()
+    runtime.engine.chain = Future()
     ended: list[int] = []
     thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
     thread.start()
-    runtime._server._io.call(fail)
+    runtime.server._io.call(fail)
     poll = PollRequest(topology="uid-1", fence=1, generation=1, task=runtime._config.ref)
     eventually(lambda: runtime.polls.poll(poll).phase == "Failed", 10)
     answer = runtime.polls.poll(poll)
@@ -183,7 +186,7 @@ def test_a_task_runs_before_its_state_is_fetched(
     eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
     answer = runtime.polls.poll(poll)
     assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
-    fetch = runtime._startup.fetch
+    fetch = runtime.startup.fetch
     assert fetch is not None
     # A kill during this wait must not make calls smaller.
     assert fetch.during_wait.__qualname__ == CallSizeFile.during_wait.__qualname__
@@ -213,13 +216,47 @@ def test_a_task_whose_restored_state_is_lost_ends(tmp_path: Path) -> None:
     assert ended == [1]
 
 
+def test_a_log_keeps_what_stream_sinks_retain_from_its_first_epoch_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The size of its files depends on that; the port of stream sinks may open later."""
+    config, ended = config_of(tmp_path), list[int]()
+    monkeypatch.setattr(TaskRuntime, "_perform_later", lambda *_: None)
+    runtime = TaskRuntime(config)
+    retains: list[int] = []
+    append = OutputLog.append
+
+    def noted(log: OutputLog, batch: EpochBatch) -> bool:
+        retains.append(log._retain_bytes)
+        return append(log, batch)
+
+    monkeypatch.setattr(OutputLog, "append", noted)
+    thread = threading.Thread(target=lambda: ended.append(runtime.run()), daemon=True)
+    thread.start()
+    sink = SinkSpec.model_validate({"stream": {"retain": "1Mi"}})
+    poll = PollRequest(
+        topology="uid-1",
+        fence=1,
+        generation=1,
+        task=config.ref,
+        restore=RestorePoint(epoch=-1),
+        sinks=(SinkAssignment(query="q", from_epoch=0, sink=sink),),
+    )
+    runtime.polls.poll(poll)
+    eventually(lambda: retains, 10)
+    assert retains[0] == 1 << 20
+    runtime.stop()
+    thread.join(20)
+    assert ended == [0]
+
+
 def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rekindle.task.runtime.STOP_S", 0.2)
     released = threading.Event()
     runtime = TaskRuntime(config_of(tmp_path))
-    monkeypatch.setattr(runtime._engine, "stop", lambda timeout_s: released.wait())
+    monkeypatch.setattr(runtime.engine, "stop", lambda timeout_s: released.wait())
     thread = threading.Thread(target=runtime.run, daemon=True)
     thread.start()
     runtime.stop()

@@ -158,6 +158,9 @@ def test_each_record_is_written_once_whatever_is_killed(tmp_path: Path) -> None:
                 now = output.rows()
                 tasks.poll_until(lambda: output.rows() > now + 300, 90)
                 tasks.poll_until(tasks.all_live, 120)
+                second.crash()
+                now = output.rows()
+                tasks.poll_until(lambda: output.rows() > now + 300, 90)
                 for replica in (replaced, second):  # all replicas at once
                     replica.kill()
                 for replica in (replaced, second):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from state_parts import of_runs, tables_of
-from task_world import FakeStates
+from task_world import World
 
 from rekindle.checkpoints.codec import CheckpointName
 from rekindle.checkpoints.lent import LentState
@@ -22,29 +22,27 @@ from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import ObjectMissing, StoreError
 from rekindle.identity import Identity
-from rekindle.protocol import Endpoint, PollRequest, RestorePoint, TaskRef
+from rekindle.protocol import Endpoint, RestorePoint
 from rekindle.streams import server as server_module
 from rekindle.streams.server import StreamServer
 from rekindle.task import lending
 from rekindle.task.lending import LenderStore, StateLender
-from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 
 ADDRESS = "127.0.43.1"
 OWN = Identity("u", "token-a")
-TASK = TaskRef(segment="s", partition=0, replica=0, incarnation=2)
 pytestmark = pytest.mark.process
 
 
 class Lender:
     """A replica with a state of 20 runs, of which each is an object."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
         runs = [Run(pa.table({"__w": [at] * 2048, "n": range(at, at + 2048)})) for at in range(20)]
         self.state = TaskState(29, 2900, State({"op": of_runs(*runs)}), "chained")
-        self.saver = CheckpointSaver(FakeStates())
+        self.world = World(directory, self.state)
         self.server = StreamServer(ADDRESS, 0, OWN, incarnation=2)
-        self.lender = StateLender("boot-1", lambda: self.state, self.saver, self._describe)
+        self.lender = StateLender(self.world.process, self._describe)
         self.server.serve_lent(self.lender.read)
 
     def _describe(self, name: str, state: TaskState) -> LentState:
@@ -53,15 +51,15 @@ class Lender:
         return LentState(name, "u", at, state.watermark, ("op",), operators, state.chained_digest)
 
     def lend(self, committed: int = 20) -> str:
-        point = RestorePoint(epoch=committed)
-        poll = PollRequest(
-            topology="u", fence=1, generation=1, task=TASK, lend=True, committed=point
-        )
-        self.lender.apply_poll(poll)
-        newest = self.lender.newest
+        self.world.poll(lend=True, committed=RestorePoint(epoch=committed))
+        newest = self.newest
         assert newest is not None
         assert newest.object is not None
         return newest.object
+
+    @property
+    def newest(self) -> RestorePoint | None:
+        return self.world.core.lending.newest
 
     def store(self, identity: Identity = OWN, incarnation: int = 2) -> LenderStore:
         address = f"{ADDRESS}:{self.server.port}"
@@ -70,13 +68,13 @@ class Lender:
     def stop(self) -> None:
         self.lender.stop(1)
         self.server.stop()
-        self.saver.stop(1)
+        self.world.saver.stop(1)
 
 
 @pytest.fixture
-def lender(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lender]:
+def lender(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lender]:
     monkeypatch.setattr("rekindle.checkpoints.state.OBJECT_BYTES", 1)
-    made = Lender()
+    made = Lender(tmp_path / "log")
     yield made
     made.stop()
 
@@ -85,7 +83,7 @@ def test_a_partner_is_restored_from_like_the_store(lender: Lender, tmp_path: Pat
     name = lender.lend()
     states = StateStore(lender.store(), "u", RunFiles(tmp_path / "runs", memory_bytes=0))
     entry, state, fetch = states.open(name)
-    lender.state = TaskState(30, 3000, State({"op": of_runs()}))  # it goes on meanwhile
+    lender.world.loop.state = TaskState(30, 3000, State({"op": of_runs()}))  # it goes on meanwhile
     assert (entry.epoch, entry.watermark, entry.chain) == (29, 2900, "chained")
     fetch.start()
     fetch.finish()
@@ -95,20 +93,19 @@ def test_a_partner_is_restored_from_like_the_store(lender: Lender, tmp_path: Pat
 
 def test_what_was_not_asked_for_is_not_lent(lender: Lender) -> None:
     with pytest.raises(ObjectMissing, match="not lent any more"):
-        lender.store().get("u/lent/boot-1/29")
+        lender.store().get("u/lent/boot/29")
 
 
 def test_a_poll_that_does_not_ask_lends_nothing(lender: Lender) -> None:
-    poll = PollRequest(topology="u", fence=1, generation=1, task=TASK)
-    lender.lender.apply_poll(poll)
-    assert lender.lender.newest is None
+    lender.world.poll()
+    assert lender.newest is None
 
 
 def test_a_task_without_state_lends_nothing() -> None:
     server = StreamServer(ADDRESS, 0, OWN, incarnation=2)
     endpoint = Endpoint(address=f"{ADDRESS}:{server.port}", replica=0, incarnation=2)
     with pytest.raises(ObjectMissing, match="lends no state"):
-        LenderStore(endpoint, OWN).get("u/lent/boot-1/29")
+        LenderStore(endpoint, OWN).get("u/lent/boot/29")
     server.stop()
 
 
@@ -149,6 +146,6 @@ def test_a_state_that_nobody_reads_is_forgotten(
 ) -> None:
     lender.lend()
     monkeypatch.setattr("rekindle.task.core.lending.LEND_S", 0.0)
-    lender.lender.tick()
-    assert lender.lender.newest is None
-    assert not lender.saver.held(lender.state.operators)
+    lender.world.process.tell(lender.world.core.woken)
+    assert lender.newest is None
+    assert not lender.world.core.saver.snapshots.held(lender.state.operators)

@@ -11,20 +11,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from task_world import make_handler
 
 from rekindle.engine.model import DroppedRows
+from rekindle.errors import RekindleError
 from rekindle.protocol import (
     Contained,
     PollRequest,
     PollResponse,
-    TaskProblem,
     TaskRef,
 )
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollRefused
-from rekindle.task.core.status import TaskStatus
+from rekindle.task.core.task import TaskCore
 from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
 from rekindle.task.poll_handler import PollHandler
@@ -37,19 +38,17 @@ def poll(fence: int = 1, **changes: object) -> PollRequest:
 
 
 @pytest.fixture
-def status() -> TaskStatus:
-    return TaskStatus(REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=lambda: 5.0)
+def handler() -> PollHandler:
+    return make_handler(REF)
 
 
 @pytest.fixture
-def handler(status: TaskStatus) -> PollHandler:
-    return PollHandler(REF, status.response)
+def core(handler: PollHandler) -> TaskCore:
+    return handler._process.core
 
 
-def test_a_source_responds_with_the_event_times_that_are_requested(status: TaskStatus) -> None:
-    handler = PollHandler(
-        REF, status.response, event_times=lambda epochs: {e: (10 * e, 9 * e) for e in epochs}
-    )
+def test_a_source_responds_with_the_event_times_that_are_requested() -> None:
+    handler = make_handler(REF, event_times=lambda es: {e: (10 * e, 9 * e) for e in es})
     assert handler.poll(poll(event_times_of=(3, 7))).event_times == {3: (30, 27), 7: (70, 63)}
     assert handler.poll(poll()).event_times == {}
 
@@ -59,7 +58,7 @@ def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
     with pytest.raises(PollRefused) as refused:
         handler.poll(poll(3))
     assert refused.value.status == 409
-    assert handler.desired == poll(4)
+    assert handler._process.core.polls.desired == poll(4)
 
 
 @pytest.mark.parametrize("field", ["segment", "partition", "replica", "incarnation"])
@@ -71,29 +70,29 @@ def test_a_poll_for_another_task_is_refused(handler: PollHandler, field: str) ->
     handler.poll(poll(1))  # and its fence was not accepted
 
 
-def with_fence_file(status: TaskStatus, data: Path, ref: TaskRef = REF) -> PollHandler:
-    return PollHandler(ref, status.response, None, FenceFile(data, "uid", ref))
+def with_fence_file(data: Path, ref: TaskRef = REF) -> PollHandler:
+    return make_handler(ref, FenceFile(data, "uid", ref))
 
 
-def test_a_fence_outlives_the_container(status: TaskStatus, tmp_path: Path) -> None:
-    with_fence_file(status, tmp_path).poll(poll(4))
-    restarted = with_fence_file(status, tmp_path)
+def test_a_fence_outlives_the_container(tmp_path: Path) -> None:
+    with_fence_file(tmp_path).poll(poll(4))
+    restarted = with_fence_file(tmp_path)
     with pytest.raises(PollRefused) as refused:
         restarted.poll(poll(3))
     assert refused.value.status == 409
     assert restarted.poll(poll(4)).fence == 4
 
 
-def test_a_fence_belongs_to_one_incarnation(status: TaskStatus, tmp_path: Path) -> None:
-    with_fence_file(status, tmp_path).poll(poll(4))
+def test_a_fence_belongs_to_one_incarnation(tmp_path: Path) -> None:
+    with_fence_file(tmp_path).poll(poll(4))
     for field in ("segment", "partition", "replica", "incarnation"):
         other = REF.model_copy(update={field: "x" if field == "segment" else 9})
-        assert with_fence_file(status, tmp_path, other).poll(poll(1, task=other)).fence == 1
+        assert with_fence_file(tmp_path, other).poll(poll(1, task=other)).fence == 1
 
 
-def test_polls_work_without_a_writable_disk(status: TaskStatus, tmp_path: Path) -> None:
+def test_polls_work_without_a_writable_disk(tmp_path: Path) -> None:
     (tmp_path / "fence").write_text("a file where a directory should be")
-    handler = with_fence_file(status, tmp_path)
+    handler = with_fence_file(tmp_path)
     assert handler.poll(poll(4)).fence == 4
     with pytest.raises(PollRefused):
         handler.poll(poll(3))
@@ -105,7 +104,7 @@ def test_polls_work_without_a_writable_disk(status: TaskStatus, tmp_path: Path) 
 def test_an_ask_only_poll_keeps_the_desired_state(handler: PollHandler) -> None:
     handler.poll(poll(1, floor=7))
     handler.poll(poll(2, ask_only=True))
-    assert handler.desired == poll(1, floor=7)
+    assert handler._process.core.polls.desired == poll(1, floor=7)
 
 
 @pytest.mark.parametrize("new", [poll(2), poll(1, coordinator_boot="b")])
@@ -121,43 +120,44 @@ def test_a_new_coordinator_learns_what_was_held_back(
 
 
 def test_a_failure_counts_as_reported_after_a_response(
-    handler: PollHandler, status: TaskStatus
+    handler: PollHandler, core: TaskCore
 ) -> None:
     handler.poll(poll())
-    assert not handler.failure_reported
-    status.fail(TaskProblem(message="the JVM died", where="hourly", epoch=12))
-    status.fail(TaskProblem(message="and so did this"))
+    core.call_failed(RekindleError("the JVM died"), 0.0)
+    core.call_failed(RekindleError("and so did this"), 0.0)
+    assert not core.supervisor.ended
     answer = handler.poll(poll())
     assert answer.phase == "Failed"
     assert answer.problem is not None
-    assert (answer.problem.message, answer.problem.epoch) == ("the JVM died", 12)
-    assert handler.failure_reported
+    assert answer.problem.message == "the JVM died"
+    assert core.supervisor.ended
 
 
-def serve(handler: PollHandler, status: TaskStatus, port: int = 0) -> ControlServer:
+def serve(handler: PollHandler, port: int = 0) -> ControlServer:
+    core = handler._process.core
     return ControlServer(
         "127.0.42.1",
         port,
         handler,
         alive=lambda: True,
-        ready=lambda: status.phase.serves,
-        registry=make_registry(status, "topo", "hourly", REF),
+        ready=lambda: core.status.phase.serves,
+        registry=make_registry(core, "topo", "hourly"),
     )
 
 
 @pytest.fixture
-def control(handler: PollHandler, status: TaskStatus) -> Iterator[ControlServer]:
-    server = serve(handler, status)
+def control(handler: PollHandler) -> Iterator[ControlServer]:
+    server = serve(handler)
     yield server
     server.stop()
 
 
 def test_a_server_that_has_ended_or_cannot_bind_leaves_nothing_open(
-    handler: PollHandler, status: TaskStatus
+    handler: PollHandler,
 ) -> None:
-    server = serve(handler, status)
+    server = serve(handler)
     with pytest.raises(OSError, match=str(server.port)):
-        serve(handler, status, server.port)
+        serve(handler, server.port)
     server.stop()
     del server
     with warnings.catch_warnings(record=True) as found:
@@ -175,11 +175,11 @@ def ask(control: ControlServer, path: str, body: str | None = None) -> tuple[int
         return error.code, error.read().decode()
 
 
-def test_probes_follow_the_phase(control: ControlServer, status: TaskStatus) -> None:
+def test_probes_follow_the_phase(control: ControlServer, core: TaskCore) -> None:
     assert ask(control, "/startupz")[0] == ask(control, "/livez")[0] == 200
     assert ask(control, "/readyz")[0] == 503
     for event in (TaskEvent.START_BEGUN, TaskEvent.STARTED, TaskEvent.CAUGHT_UP):
-        status.step(event)
+        core.status.step(event)
     assert ask(control, "/readyz")[0] == 200
 
 
@@ -200,10 +200,11 @@ def test_metrics_have_the_labels_of_the_task(control: ControlServer) -> None:
 
 
 def test_dropped_rows_are_counters_by_operator_and_reason(
-    control: ControlServer, status: TaskStatus
+    control: ControlServer, core: TaskCore
 ) -> None:
-    status.dropped = {"hourly": DroppedRows(), "daily": DroppedRows(late=2)}
-    status.dropped["daily"].late += 5
+    daily = DroppedRows(late=2)
+    core.status.dropped = {"hourly": DroppedRows(), "daily": daily}
+    daily.late += 5
     _, text = ask(control, "/metrics")
     for operator, reason, count in (
         ("hourly", "late", 0),

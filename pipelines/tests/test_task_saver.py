@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from state_parts import of_runs
+from task_world import World
 
 from rekindle.checkpoints.manifest import Entry, Manifest
 from rekindle.checkpoints.manifests import ManifestStore
@@ -19,7 +20,7 @@ from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.state.runs import Run
 from rekindle.protocol import EntryRef, RestorePoint
-from rekindle.task.saver import CheckpointSaver
+from rekindle.task.core.saver import SaverCore
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer
 from rekindle_testing.waiting import eventually
@@ -31,10 +32,10 @@ STATE_BYTES = 100_000  # more than any entry, less than one run
 class Replica:
     """A replica of a partition whose state does not change."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, directory: Path) -> None:
         self.states = StateStore(store, "u")
         self.state = State({"op": of_runs(*(Run(pa.table({"x": rows})) for rows in ROWS))})
-        self.saver = CheckpointSaver(self)
+        self.saver = World(directory, states=self).saver
 
     def save(self, state: TaskState, previous: Entry | None) -> EntryRef:
         return self.states.save("s", 0, state.epoch, 0, ("op",), state.operators, previous)
@@ -57,8 +58,8 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def replicas(store: Store) -> Iterator[tuple[Replica, Replica]]:
-    both = Replica(store), Replica(store)
+def replicas(store: Store, tmp_path: Path) -> Iterator[tuple[Replica, Replica]]:
+    both = Replica(store, tmp_path / "log-0"), Replica(store, tmp_path / "log-1")
     yield both
     for replica in both:
         replica.saver.stop(1)
@@ -78,7 +79,7 @@ def test_a_save_that_waits_for_restored_state_is_no_problem(
     replicas: tuple[Replica, Replica], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replica, goes_on = replicas[0], threading.Event()
-    replica.saver._call_timer = CallTimer(slow_s=0.01)
+    replica.saver.port._call_timer = CallTimer(slow_s=0.01)
     save = StateStore.save
 
     def slow(*args: Any) -> EntryRef:
@@ -86,11 +87,11 @@ def test_a_save_that_waits_for_restored_state_is_no_problem(
         return save(*args)
 
     monkeypatch.setattr(StateStore, "save", slow)
-    replica.saver.state_incomplete()
+    replica.saver.report(SaverCore.state_incomplete)
     replica.saver.offer(TaskState(9, 0, replica.state))
-    eventually(lambda: replica.saver._call_timer.problem is not None)
+    eventually(lambda: replica.saver.port._call_timer.problem is not None)
     assert replica.saver.problem is None
-    replica.saver.state_complete()
+    replica.saver.report(SaverCore.state_complete)
     assert "has not ended" in (replica.saver.problem or "")
     goes_on.set()
     eventually(lambda: replica.saver.done() != ())

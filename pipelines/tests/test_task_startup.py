@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from task_world import Rows
+from task_world import REF, Rows
 
 from rekindle.engine.model import State
 from rekindle.engine.state import operator
 from rekindle.engine.state.operator import EMPTY
 from rekindle.errors import StoreError
-from rekindle.protocol import BegunWindow, RestorePoint, TaskRef
+from rekindle.protocol import BegunWindow, PollRequest, RestorePoint
 from rekindle.task import startup
-from rekindle.task.core.status import TaskStatus
-from rekindle.task.startup import Startup
+from rekindle.task.core.messages import TaskSettings
+from rekindle.task.core.start import CompleteStart, OpenInputs, RestoreState
+from rekindle.task.core.task import TaskCore
+from rekindle.task.process import TaskProcess
+from rekindle.task.startup import Prepared, Startup
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -27,27 +30,24 @@ from rekindle_testing.waiting import eventually
 def test_a_start_that_waits_for_its_storage_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that starts a task is in the call, so nobody else can."""
     monkeypatch.setattr(startup, "SLOW_START_S", 0.01)
-    status = TaskStatus(
-        TaskRef(segment="s", partition=0, replica=0, incarnation=1),
-        "boot",
-        origin_us=0,
-        epoch_interval_us=1,
-        clock=time.time,
-    )
-    found: list[str] = []
+    core, point = TaskCore(TaskSettings(REF, "boot", 10, 1)), RestorePoint(epoch=7, object="x")
+    process = TaskProcess(core, lambda effect: None)
+    poll = PollRequest(fence=1, generation=1, task=REF, restore=point)
+    process.tell(partial(core.poll_received, poll))
+    found: list[str | None] = []
 
     class Hanging:
         def restore(self, point: RestorePoint) -> None:
-            eventually(lambda: status.response(1).problem is not None)
-            problem = status.response(1).problem
-            found.append(problem.message if problem is not None else "")
+            eventually(lambda: made.problem is not None)
+            found.append(made.problem)
             raise StoreError("the store is away")
 
     unused: Any = None
     store: Any = Hanging()
-    Startup(unused, store, unused, status).begin(RestorePoint(epoch=7, object="x"))
-    assert found[0].startswith("reading the checkpoint of epoch 7 has not ended after ")
-    problem = status.response(1).problem
+    made = Startup(unused, store, unused, process, None, unused)
+    made.perform(RestoreState(point))
+    assert str(found[0]).startswith("reading the checkpoint of epoch 7 has not ended after ")
+    problem = core.response().problem
     assert problem is not None
     assert problem.message == "the store is away"
 
@@ -63,9 +63,10 @@ def test_the_end_of_a_bounded_source_is_known(monkeypatch: pytest.MonkeyPatch) -
         ref=SimpleNamespace(partition=0),
     )
     store: Any = SimpleNamespace(require_same_input=lambda node, files: None)
-    status: Any = SimpleNamespace()
+    status = SimpleNamespace(last_epoch=None)
+    process: Any = SimpleNamespace(core=SimpleNamespace(status=status))
     unused: Any = None
-    started = Startup(config, store, unused, status)
+    started = Startup(config, store, unused, process, None, unused)
     started._open_source(unused, unused, TaskState(1, 1, State({})))
     assert status.last_epoch == 41
 
@@ -87,22 +88,23 @@ def test_a_window_that_begins_anew_knows_from_where_on_it_has_all_rows(
 
     chain.set_result(SimpleNamespace(match_columns=lambda state: state, begins_after=begins_after))
     engine: Any = SimpleNamespace(chain=chain)
-    status: Any = SimpleNamespace()
-    started = Startup(config, store, engine, status)
+    process = TaskProcess(TaskCore(TaskSettings(REF, "boot", 10, 1)), lambda effect: None)
+    all_prepared: list[Prepared] = []
+    started = Startup(config, store, engine, process, None, all_prepared.append)
 
     def opened(self: Startup) -> None:
         self._source = Rows()
-        opened_inputs(self)
+        self.inputs = object()  # type: ignore[assignment]
 
     monkeypatch.setattr(Startup, "_open_inputs", opened)
     monkeypatch.setattr(Startup, "_continue_log", lambda *_: (object(), object()))
     begun = BegunWindow(operator="op", after_us=100, own=own)
-    started.begin(RestorePoint(epoch=7, begun=(begun,)))
-    prepared = started.advance()
-    assert prepared is not None
+    for step in (
+        RestoreState(RestorePoint(epoch=7, begun=(begun,))),
+        OpenInputs(),
+        CompleteStart(),
+    ):
+        started.perform(step)
+    (prepared,) = all_prepared
     assert prepared.state.operators.operators["op"].first_live_pane_us == first
     assert started.event_times((3,)) == {3: (30, 30)}
-
-
-def opened_inputs(self: Startup) -> None:
-    self._inputs = object()  # type: ignore[assignment]

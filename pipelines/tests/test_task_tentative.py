@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -24,12 +22,12 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import LivePosition, ReadRequest
 from rekindle.task.attempts import BLOCK, AttemptFile
-from rekindle.task.core.status import TaskStatus
-from rekindle.task.loop import EpochLoop
+from rekindle.task.core.messages import TaskSettings
+from rekindle.task.engine_calls import EngineParts
 from rekindle.task.state import TaskState
-from rekindle.task.stream_inputs import StreamInputs
 from rekindle.topology.model import Exchange, Input, Resources, Segment
 from rekindle.topology.schema import Schema
+from rekindle_testing.fixtures.local_task import LocalParts, LocalTask
 from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.process
@@ -96,47 +94,25 @@ class RunningTask:
             max_delay_s=X_S,
             first_attempt=self.attempts.first,
         )
-        self.inputs = StreamInputs(
-            segment_of(name, names),
-            0,
-            settings,
-            next_epoch=0,
-            watermark=NO_EPOCH,
-            stall_s=5,
-            attempts=self.attempts,
-        )
         self.log = OutputLog(directory / name, name, 0, SCHEMA)
         boot = f"boot {self.attempts.first}"
         self.output = LiveOutput(self.log, directory / name / "tentative", boot)
-        self.inputs.attach(self.output)
+        self.chain = Adding()
+        engine = EngineParts(self.chain, self.log, output=self.output, attempts=self.attempts)
+        self.task = LocalTask(
+            TaskSettings(
+                REF, "boot", 1000, 1_000_000, consistency=settings, input_names=tuple(names)
+            ),
+            TaskState(NO_EPOCH, NO_EPOCH, State()),
+            LocalParts(engine, segment_of(name, names)),
+        )
+        assert self.task.inputs is not None
+        self.inputs = self.task.inputs
         self.server = StreamServer(ADDRESS, 0)
         self.server.serve_log(self.log, self.inputs.head, self.output)
-        self.status = TaskStatus(
-            REF, "boot", origin_us=0, epoch_interval_us=1_000_000, clock=time.time
-        )
-        self.chain = Adding()
-        self.halt = threading.Event()
-        self.loop = EpochLoop(
-            chain=self.chain,
-            state=TaskState(NO_EPOCH, NO_EPOCH, State()),
-            inputs=self.inputs,
-            log=self.log,
-            checkpoint_interval_epochs=1000,
-            save=lambda state: None,
-            status=self.status,
-            wait=self.halt.wait,
-        )
-        self.error: Exception | None = None
-        self.thread = threading.Thread(target=self._run, daemon=True)
         self.route(*names)
-        self.inputs.allow_tentative()
-        self.thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.loop.run()
-        except Exception as error:
-            self.error = error
+        self.task.allow_tentative()
+        self.task.start()
 
     def route(self, *streams: str) -> None:
         """Read these from their servers; others from nowhere."""
@@ -157,15 +133,14 @@ class RunningTask:
 
     def expect(self, state: ConsistencyState, stable: int, within_s: float = 20) -> None:
         def reached() -> bool:
-            assert self.error is None
             return self.answer.consistency is state and self.log.last >= stable
 
         eventually(reached, within_s)
 
     @property
     def answer(self) -> PollResponse:
-        self.inputs.report(self.status)
-        return self.status.response(0)
+        with self.task.process.lock:
+            return self.task.core.response()
 
     def live(self, from_epoch: int) -> list[EpochBatch]:
         request = ReadRequest(self.name, 0, from_epoch, 1 << 20, live=LivePosition())
@@ -175,9 +150,7 @@ class RunningTask:
         return [batch.rows["n"][0].as_py() for batch in self.log]
 
     def close(self) -> None:
-        self.halt.set()
-        self.inputs.close()
-        self.thread.join(5)
+        self.task.stop()
         self.server.stop()
 
 
@@ -274,7 +247,7 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     assert task.sums() == expected(8, "left", "right-side")
     eventually(lambda: task.output.report.corrected_through == 7, 20)
     assert task.chain.dropped["window"].late == 8  # tentative calls do not count
-    assert task.loop.state.epoch == 7
+    assert task.task.loop.state.epoch == 7
 
 
 def test_a_tentative_upstream_is_followed_and_its_correction_too(world: World) -> None:
@@ -331,8 +304,8 @@ def test_a_tentative_epoch_that_fails_leaves_the_task_running(world: World) -> N
     task.expect(ConsistencyState.STABLE, 0)
     task.chain.fails = {1}
     world.release(1, cut=True)
-    eventually(lambda: task.status.response(0).problem is not None, 20)
-    problem = task.status.response(0).problem
+    eventually(lambda: task.answer.problem is not None, 20)
+    problem = task.answer.problem
     assert problem is not None
     assert "tentative results are left out: epoch 1 cannot" in problem.message
     world.sources[1].release(1)

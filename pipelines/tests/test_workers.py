@@ -13,7 +13,6 @@ from task_world import SINK, World
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.streams.wire import ReadRequest, ReadResponse
-from rekindle.task.saver import CheckpointSaver
 from rekindle.task.state import TaskState
 from rekindle.workers import CallTimer, Worker
 from rekindle_testing.waiting import eventually
@@ -134,8 +133,8 @@ def test_a_saver_continues_after_its_thread_fails(
 ) -> None:
     world = World(tmp_path)
     # An error that the saver does not catch.
-    monkeypatch.setattr("rekindle.task.saver.SaverCore.entry_saved", None)
-    saver = CheckpointSaver(world.states)
+    monkeypatch.setattr("rekindle.task.core.saver.SaverCore.entry_saved", None)
+    saver = world.saver
     saver.offer(saved_state(world))
     eventually(lambda: "thread checkpoints failed" in (saver.problem or ""))
     monkeypatch.undo()

@@ -61,7 +61,7 @@ class ReplicaProcess:
         self.response: PollResponse | None = None
         self.advanced_at: list[tuple[float, int]] = []
         self.ready = False
-        env = {
+        self._environment = {
             **os.environ,
             **environment,
             "REKINDLE_TOPOLOGY_FILE": str(directory / "topology.json"),
@@ -73,9 +73,18 @@ class ReplicaProcess:
             "REKINDLE_DATA": str(self.home / "data"),
         }
         self.output = self.home / "stdout"
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         with self.output.open("ab") as out:
             command = [sys.executable, "-m", "rekindle.task"]
-            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+            return subprocess.Popen(command, env=self._environment, stdout=out, stderr=out)
+
+    def crash(self) -> None:
+        """Kill the process, and start it again on its disk, as a kubelet does."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait(10)
+        self.process = self._start()
 
     def kill(self) -> None:
         """Kill the process, and delete its disk."""

@@ -35,6 +35,7 @@ from rekindle_testing.simulation.planting import Mutant, replaced
 from rekindle_testing.simulation.pool import process_pool
 from rekindle_testing.simulation.run import simulate, wrong_results
 from rekindle_testing.simulation.tentative_mutants import TENTATIVE_MUTANTS
+from rekindle_testing.simulation.wiring_mutants import LIMIT_MUTANTS, WIRING_MUTANTS
 
 SEEDS = 500
 """Within so many seeds a mutant has to be found."""
@@ -181,6 +182,8 @@ def _drops_epoch(take_ready: Any) -> Any:
     return wrong
 
 
+NEED_WRONG_RESULTS: Mapping[str, Mutant] = {**DISPUTE_MUTANTS, **LIMIT_MUTANTS}
+
 MUTANTS: Mapping[str, Mutant] = {
     "a manifest keeps only the newest entries": replaced(
         committer, "keep_entries", _keeps_newest_entries
@@ -220,7 +223,8 @@ MUTANTS: Mapping[str, Mutant] = {
     **OPERATOR_MUTANTS,
     **TENTATIVE_MUTANTS,
     **LENDING_MUTANTS,
-    **DISPUTE_MUTANTS,
+    **WIRING_MUTANTS,
+    **NEED_WRONG_RESULTS,
 }
 
 
@@ -232,7 +236,7 @@ def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> str | None:
         return found_by_tests(name)
     with MUTANTS[name]():
         for seed in seeds:
-            if name in DISPUTE_MUTANTS and not wrong_results(seed):
+            if name in NEED_WRONG_RESULTS and not wrong_results(seed):
                 continue
             failure = simulate(seed).failure
             if failure is None:

@@ -13,7 +13,7 @@ from rekindle_testing.simulation.network import LivenessProbe, Network, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.surroundings import Surroundings
-from rekindle_testing.simulation.task import TaskProcess
+from rekindle_testing.simulation.task import TaskBoot
 from rekindle_testing.simulation.wrong_results import WrongResult
 
 _START_S = (0.1, 1.0)
@@ -122,7 +122,7 @@ class SimulatedPod(ABC, Generic[B]):
             del self._network.servers[self.address]
 
 
-class TaskPod(SimulatedPod[TaskProcess]):
+class TaskPod(SimulatedPod[TaskBoot]):
     """`skew_s`: how far the clock of its node is ahead. `slow`: its engine.
     `tentative_fails`: whether its next tentative epoch does; `call_fails`: whether its next call of
     the engine or of a restore fails, and is not tried again. `wrong_result`: what it computes
@@ -162,9 +162,9 @@ class TaskPod(SimulatedPod[TaskProcess]):
     def is_live(self) -> bool:
         return self.boot is not None and self.boot.core.status.phase is TaskPhase.LIVE
 
-    def make_boot(self) -> TaskProcess:
+    def make_boot(self) -> TaskBoot:
         self.boots += 1
-        return TaskProcess(self, self._surroundings)
+        return TaskBoot(self, self._surroundings)
 
 
 class CoordinatorPod(SimulatedPod[CoordinatorProcess]):

@@ -13,7 +13,7 @@ from rekindle_testing.simulation.network import SINKS
 from rekindle_testing.simulation.surroundings import Surroundings
 
 if TYPE_CHECKING:
-    from rekindle_testing.simulation.task import TaskProcess
+    from rekindle_testing.simulation.task import TaskBoot
 
 _TIMEOUT_S = 3.0
 
@@ -21,7 +21,7 @@ _TIMEOUT_S = 3.0
 class SinkCalls:
     """Of one boot of a task."""
 
-    def __init__(self, task: TaskProcess, surroundings: Surroundings) -> None:
+    def __init__(self, task: TaskBoot, surroundings: Surroundings) -> None:
         self._task = task
         self._around = surroundings
         # By query and epoch: the value that a sink had to write where the file has another value.
@@ -61,12 +61,8 @@ class SinkCalls:
     def _write(self, assigned: SinkAssignment, epoch: int) -> None:
         """Write an epoch, then the next one, as long as there is one."""
         task, log, checks = self._task, self._task.pod.disk, self._around.checks
-        parts = task.core.parts
-        core = parts.sinks.cores.get(assigned.query) if parts is not None else None
         desired = task.core.polls.desired
-        if core is None or core.assigned != assigned:
-            return
-        if epoch > log.last or not core.may_write(epoch):
+        if epoch > log.last or not task.core.may_write(assigned, epoch):
             self._report(assigned, lambda sink, now: sink.log_grew(log.last, now))
             self._report(assigned, SinkCore.write_ended)
             return
@@ -99,11 +95,8 @@ class SinkCalls:
         """Write each epoch whose file is gone."""
         task, query, sinks = self._task, assigned.query, self._around.sinks
         checks, conflicts = self._around.checks, self._conflicts[assigned.query]
-        parts = task.core.parts
-        core = parts.sinks.cores.get(query) if parts is not None else None
-        if core is None or core.assigned != assigned:
-            return
-        written = [epoch for epoch in sorted(conflicts) if core.may_write(epoch)]
+        may_write = partial(task.core.may_write, assigned)
+        written = [epoch for epoch in sorted(conflicts) if may_write(epoch)]
 
         def write() -> None:
             for epoch in written:

@@ -1,4 +1,4 @@
-"""The process of a task: a real `TaskCore`, and the calls around it.
+"""A simulated task: a real `TaskCore` in a real `TaskProcess`, with ports of its own.
 
 An effect of the core is a call that takes a random time; a process that dies in between has done a
 part of it, or all of it without knowing.
@@ -44,12 +44,16 @@ from rekindle.task.core.loop import (
 )
 from rekindle.task.core.messages import (
     CallSink,
+    EndComparison,
     RefusePoll,
     Respond,
+    ServeStreamSinks,
+    StopSink,
     TaskCoreEvent,
     TaskEffect,
     TaskSettings,
 )
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
 from rekindle.task.core.start import (
     AwaitEngine,
@@ -65,6 +69,7 @@ from rekindle.task.core.supervisor import (
     TruncateLog,
 )
 from rekindle.task.core.task import TaskCore
+from rekindle.task.process import TaskProcess
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition, partition_of
 from rekindle_testing.simulation.lending import LentRequest, SimulatedLentState
@@ -97,7 +102,7 @@ _STORE_TIMEOUT_S = 5.0
 TaskRequest = PollRequest | SimulatedRead | LentRequest
 
 
-class TaskProcess:
+class TaskBoot:
     """One boot of a task."""
 
     def __init__(self, pod: TaskPod, surroundings: Surroundings) -> None:
@@ -118,8 +123,6 @@ class TaskProcess:
         self._reply: Reply | None = None
         self._log_server = LogServer(self.process, self._disk, self._head)
         self._sinks = SinkCalls(self, surroundings)
-        self._events: deque[TaskCoreEvent] = deque()
-        self._stepping = False
         slot = pod.slot
         ref = TaskRef.of(slot, pod.incarnation)
         consistency = self._consistency(ref)
@@ -135,8 +138,10 @@ class TaskProcess:
                 input_names=[entry.name for entry in pod.segment.inputs],
             )
         )
-        self._compare_files_from: int | None = None  # files of earlier boots may be wrong
         self.tentative = TentativeResults(self, surroundings, consistency)
+        self._running = TaskProcess(
+            self.core, self._perform, self.tentative.stepped, lambda: scheduler.now
+        )
         self._lent = SimulatedLentState(
             self.process, scheduler, surroundings.network, self.core, self.step, self._disk
         )
@@ -206,31 +211,14 @@ class TaskProcess:
         if self._inputs is not None and self._head() != self._known_head:
             self._known_head = self._head()
             self.step(partial(self.core.head_advanced, self._known_head))
-        self._end_comparison()
         self.tentative.tick()
         wake_at = self.core.wake_at
         if wake_at is not None and wake_at <= self._scheduler.now:
             self.step(self.core.woken)
 
-    def _end_comparison(self) -> None:
-        parts = self.core.parts
-        if self._compare_files_from is None or parts is None:
-            return
-        cores = parts.sinks.cores.values()
-        if cores and not any(core.compares for core in cores):
-            self._compare_files_from, self._disk.compare = None, False
-
     def step(self, event: TaskCoreEvent) -> None:
-        """Feed an event, and then those that effects of it lead to at once, in order."""
-        self._events.append(event)
-        if self._stepping:
-            return
-        self._stepping = True
-        while self._events and not self.process.dead:
-            for effect in self._events.popleft()(self._scheduler.now):
-                self._perform(effect)
-            self.tentative.stepped()
-        self._stepping = False
+        """Tell the core what has happened, if the process has not ended."""
+        self._running.tell(lambda now: [] if self.process.dead else event(now))
 
     def _of_loop(self, happened: Callable[[LoopCore, float], list[LoopEffect]]) -> TaskCoreEvent:
         return partial(self.core.loop_reported, happened)
@@ -286,7 +274,9 @@ class TaskProcess:
                 self._disk.compare = True
             case EndProcess(loop_s=loop_s):  # the running call may take so long
                 self.process.after(self._scheduler.between(0, min(1.0, loop_s)), self._end)
-            case SkipCheckpoint():
+            case EndComparison():
+                self._disk.compare = False
+            case SkipCheckpoint() | StopSink() | ServeStreamSinks() | SetProblem():
                 pass
             case EmitUndo() | EmitReconciliationDone() | ReadLive() | StopLive() | ResumeStable():
                 self.tentative.perform(effect)
@@ -356,7 +346,7 @@ class TaskProcess:
         assert self._restored is not None
         disk = self._disk
         try:
-            self._compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
+            compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
         except DifferentResults as error:
             self.step(partial(self.core.call_failed, error))
             return
@@ -366,7 +356,7 @@ class TaskProcess:
             self._restored,
             disk.base,
             disk.last,
-            compare_files_from=self._compare_files_from,
+            compare_files_from=compare_files_from,
             complete=not self._lent.unfetched,
         )
         self.step(restored)
@@ -449,7 +439,7 @@ class TaskProcess:
                 self.step(partial(self.core.call_failed, error))
                 return
             if message is not None:
-                self.core.status.contradicted(output.epoch, message)
+                self.step(partial(self.core.contradiction_found, output.epoch, message))
             before = self._disk.append(output.epoch, value)
             self._around.checks.appended(self.pod, output.epoch, value, before)
             self.tentative.stable_appended(output.epoch)

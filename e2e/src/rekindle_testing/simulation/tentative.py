@@ -27,14 +27,14 @@ from rekindle_testing.simulation.tentative_checks import TentativeChecks
 from rekindle_testing.simulation.values import values_in
 
 if TYPE_CHECKING:
-    from rekindle_testing.simulation.task import TaskProcess
+    from rekindle_testing.simulation.task import TaskBoot
 
 
 class TentativeResults:
     """`settings`: None if the task reads a source; then nothing is done here."""
 
     def __init__(
-        self, task: TaskProcess, surroundings: Surroundings, settings: ConsistencySettings | None
+        self, task: TaskBoot, surroundings: Surroundings, settings: ConsistencySettings | None
     ) -> None:
         self._task = task
         self._around = surroundings
@@ -47,8 +47,7 @@ class TentativeResults:
 
     @property
     def streams(self) -> StreamsCore | None:
-        parts = self._task.core.parts
-        return parts.streams if parts is not None else None
+        return self._task.core.streams
 
     # -- start -------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.values import FoldedState
 
 if TYPE_CHECKING:
-    from rekindle_testing.simulation.task import TaskProcess
+    from rekindle_testing.simulation.task import TaskBoot
 
 _SLACK_S = 0.8
 """How much later than `maxDelay` a result may be: by a tick, a stable call that is in progress, and
@@ -45,7 +45,7 @@ _SWITCH_TICKS = 30
 class TentativeChecks:
     def __init__(
         self,
-        task: TaskProcess,
+        task: TaskBoot,
         surroundings: Surroundings,
         settings: ConsistencySettings,
         streams: StreamsCore,

@@ -1,8 +1,8 @@
 """Lends this task's state to partners, and reads what a partner lends.
 
 A partner is a store from which a state is restored like from the checkpoint store. `LenderStore` is
-used by the threads that fetch, `StateLender` by the supervisor and, for reads, by the event loop of
-the stream server, which encodes objects in a thread, one after another.
+used by the threads that fetch, `StateLender` by the event loop of the stream server, which encodes
+objects in a thread, one after another.
 
 Design: docs/design/lent-state.md.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -22,10 +21,10 @@ from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.store import UnreadableObject
 from rekindle.errors import ObjectMissing, StoreError
 from rekindle.identity import Identity
-from rekindle.protocol import Endpoint, PollRequest, RestorePoint
+from rekindle.protocol import Endpoint
 from rekindle.streams.io_thread import CallThread
 from rekindle.streams.wire import LENT_PATH, MAX_ERROR_BYTES, MessageIdentity, lent_object
-from rekindle.task.core.lending import LendingCore, SnapshotKeeper
+from rekindle.task.process import TaskProcess
 from rekindle.task.state import TaskState
 
 OBJECTS_AT_ONCE = 4
@@ -38,38 +37,23 @@ _BUSY = 500  # from this status on, another attempt may succeed
 
 
 class StateLender:
-    """The I/O around `LendingCore`. `newest`: the state that the task lends, for poll responses."""
+    """Reads for partners what the core lends."""
 
     def __init__(
-        self,
-        boot_id: str,
-        state: Callable[[], TaskState],
-        snapshots: SnapshotKeeper,
-        describe: Callable[[str, TaskState], LentState],
+        self, process: TaskProcess, describe: Callable[[str, TaskState], LentState]
     ) -> None:
-        """`state`: the newest one; may be called by any thread. `describe`: a state whose entry has
-        this name."""
-        self.newest: RestorePoint | None = None
-        self._state = state
-        self._core = LendingCore(boot_id, snapshots)
-        self._lock = threading.Lock()
+        """`describe`: a state whose entry has this name."""
+        self._process = process
         self._describe = describe
         self._described: LentState | None = None  # the one that was read last
         self._sending = asyncio.Semaphore(OBJECTS_AT_ONCE)
         self._thread = CallThread("state-lender")
 
-    def apply_poll(self, poll: PollRequest) -> None:
-        with self._lock:
-            self._core.poll_accepted(poll, self._state(), time.monotonic())
-            self.newest = self._core.newest
-
     def tick(self) -> None:
-        if self.newest is not None:
-            with self._lock:
-                self._core.woken(time.monotonic())
-                self.newest = self._core.newest
-                if self.newest is None:
-                    self._described = None
+        """Forget what is not lent any more."""
+        with self._process.lock:
+            if self._process.core.lending.newest is None:
+                self._described = None
 
     def stop(self, timeout_s: float) -> None:
         self._thread.stop(timeout_s)
@@ -81,11 +65,11 @@ class StateLender:
 
     def _read_now(self, name: str) -> bytes:
         entry_name = "/".join(name.split("/")[:3])
-        with self._lock:
-            state = self._core.read(entry_name, time.monotonic())
-            described = self._described
+        with self._process.lock:
+            state = self._process.core.lending.read(entry_name, time.monotonic())
         if state is None:
             raise ObjectMissing(f"{name} is not lent any more")
+        described = self._described
         if described is None or described.name != entry_name:
             described = self._described = self._describe(entry_name, state)
         return described.read(name)

@@ -6,29 +6,37 @@ Design: docs/operations.md#metrics-and-logs.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rekindle.protocol import ConsistencyState, TaskPhase, TaskRef
-from rekindle.task.core.status import TaskStatus
+from rekindle.protocol import ConsistencyState, TaskPhase
+from rekindle.task.core.task import TaskCore
 
 
 class TaskCollector(Collector):
     """Each metric has the labels of the task's slot."""
 
-    def __init__(self, status: TaskStatus, topology: str, segment: str, ref: TaskRef) -> None:
-        self._status = status
+    def __init__(
+        self, core: TaskCore, topology: str, segment: str, lock: AbstractContextManager[object]
+    ) -> None:
+        """`lock`: held while the core is read."""
+        self._core = core
+        self._lock = lock
         self._labels = {
             "topology": topology,
             "segment": segment,
-            "partition": str(ref.partition),
-            "replica": str(ref.replica),
+            "partition": str(core.ref.partition),
+            "replica": str(core.ref.replica),
         }
 
     def collect(self) -> Iterator[Metric]:
-        response = self._status.response(fence=0)  # no metric has the fence
+        with self._lock:
+            response, status = self._core.response(), self._core.status
+            missing_state_bytes = status.missing_state_bytes()
+            snapshot_bytes = status.snapshot_bytes()
         for name, text, value in (
             (
                 "rekindle_task_stable_epoch",
@@ -47,12 +55,12 @@ class TaskCollector(Collector):
             (
                 "rekindle_task_missing_state_bytes",
                 "Restored state that is still fetched from the checkpoint store",
-                self._status.missing_state_bytes(),
+                missing_state_bytes,
             ),
             (
                 "rekindle_task_snapshot_bytes",
                 "State beyond the newest that is kept for checkpoints and partners",
-                self._status.snapshot_bytes(),
+                snapshot_bytes,
             ),
             (
                 "rekindle_task_unreadable_peers",
@@ -92,11 +100,11 @@ class TaskCollector(Collector):
         labels = [*self._labels, "operator", "reason"]
         text = "Rows that windows or sources dropped since the task was restored"
         counter = CounterMetricFamily("rekindle_task_dropped_rows", text, labels=labels)
-        for operator, rows in self._status.dropped.items():
+        for operator, rows in self._core.status.dropped.items():
             # The label `untimed`: rows whose event time is NULL.
             for reason, count in (("late", rows.late), ("untimed", rows.null_event_time)):
                 counter.add_metric([*self._labels.values(), operator, reason], count)
-        for source, count in self._status.bad_records.items():
+        for source, count in self._core.status.bad_records.items():
             counter.add_metric([*self._labels.values(), source, "bad"], count)
         return counter
 
@@ -108,8 +116,11 @@ class TaskCollector(Collector):
 
 
 def make_registry(
-    status: TaskStatus, topology: str, segment: str, ref: TaskRef
+    core: TaskCore,
+    topology: str,
+    segment: str,
+    lock: AbstractContextManager[object] | None = None,
 ) -> CollectorRegistry:
     registry = CollectorRegistry()
-    registry.register(TaskCollector(status, topology, segment, ref))
+    registry.register(TaskCollector(core, topology, segment, lock or nullcontext()))
     return registry

@@ -1,9 +1,9 @@
-"""The I/O around `SupervisorCore`: builds the components of one task, and ends them.
+"""The process of one task: its core, the ports that perform the core's effects, and its end.
 
-Threads: this one (supervisor), the engine's loop, the control server, one for all readers, one for
-all connections of the stream server and at most three in which it reads the log, one for each sink,
-those of Arrow Flight if it has a stream sink, and the saver. Only the supervisor applies polls to
-the components.
+Threads: this one, which passes the time on to the core, truncates the log and serves stream sinks;
+the engine's, the control server's, one for all readers, one for all connections of the stream
+server and at most three in which it reads the log, one for each sink, those of Arrow Flight if it
+has a stream sink, and the saver's.
 
 Design: docs/design/task.md.
 """
@@ -14,59 +14,78 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from functools import partial
+from typing import assert_never
 
 import pyarrow as pa
 
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
-from rekindle.errors import NotDeterministic, OperatorRefused
+from rekindle.consistency.messages import (
+    ConsistencySettings,
+    EmitReconciliationDone,
+    EmitUndo,
+    ReadLive,
+    ResumeStable,
+    StopLive,
+)
+from rekindle.engine.version import engine_version
+from rekindle.errors import RekindleError
 from rekindle.protocol import (
     CONTROL_PORT,
     STREAM_PORT,
-    PollRequest,
     SinkAssignment,
     TaskPhase,
     TaskProblem,
 )
-from rekindle.streams.epochs import NO_EPOCH
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
+from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
-from rekindle.task.core.phases import TaskEvent
-from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.loop import (
+    AppendEpochs,
+    AppendTentative,
+    ProcessEpochs,
+    RestartEngine,
+    TakeEpochs,
+)
+from rekindle.task.core.messages import (
+    CallSink,
+    EndComparison,
+    RefusePoll,
+    Respond,
+    ServeStreamSinks,
+    StopSink,
+    TaskCoreEvent,
+    TaskEffect,
+    TaskSettings,
+)
+from rekindle.task.core.problems import SetProblem
+from rekindle.task.core.saver import SaveState, SkipCheckpoint
+from rekindle.task.core.start import AwaitEngine, CompleteStart, OpenInputs, RestoreState
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
     EndProcess,
     ProcessPhase,
-    ReportDigests,
     RouteInputs,
-    RunLoop,
-    SetCommittedEntry,
-    SetSinks,
-    StartTask,
-    StopSinks,
-    SupervisorCore,
-    SupervisorEffect,
     TruncateLog,
 )
+from rekindle.task.core.task import TaskCore
 from rekindle.task.discard import mark_comparison, mark_for_discard
 from rekindle.task.earlier_boots import EarlierBoots
 from rekindle.task.engine import EngineStarter
+from rekindle.task.engine_calls import EngineCalls, EngineParts
 from rekindle.task.fence import FenceFile
-from rekindle.task.inputs import SourceInputs
 from rekindle.task.lending import StateLender
-from rekindle.task.live_inputs import LiveInputs
-from rekindle.task.loop import EpochLoop
 from rekindle.task.metrics import make_registry
 from rekindle.task.poll_handler import PollHandler
+from rekindle.task.process import TaskProcess
 from rekindle.task.saver import CheckpointSaver
 from rekindle.task.sinks import SinkWriters
 from rekindle.task.startup import Prepared, Startup, call_sizes
@@ -75,29 +94,12 @@ from rekindle.task.stream_inputs import StreamInputs
 from rekindle.task.stream_sinks import StreamSinks
 
 TICK_S = 0.05
-"""Interval in which the supervisor looks for events."""
+"""Longest interval in which the time is passed on, and failures are looked for."""
+_SHORTEST_WAIT_S = 0.001
 STOP_S = 5.0
 """How long Spark may take to stop."""
 
-SupervisorEvent = Callable[[float], list[SupervisorEffect]]
-"""What happened: a method of the core, but for the time."""
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Running:
-    """The components of a started task."""
-
-    log: OutputLog
-    inputs: SourceInputs | LiveInputs | StreamInputs
-    earlier: EarlierBoots
-    sinks: SinkWriters
-    saver: CheckpointSaver
-    loop: EpochLoop
-    loop_thread: threading.Thread
-    lender: StateLender  # also if the task has no partners: it may get some while it runs
-    output: LiveOutput | None = None  # if output may be tentative
-    stream_sinks: StreamSinks = field(kw_only=True)
 
 
 class TaskRuntime:
@@ -106,42 +108,66 @@ class TaskRuntime:
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
         self._stopping = False  # no Event: a signal handler must not take a lock
-        self._halt = threading.Event()  # ends the engine's loop
-        self._failed_permanently = False  # a restart would not help
-        self._applied: PollRequest | None = None
-        self._running: Running | None = None
-        self._exit_status = 0
         self._store = TaskStore(config)
-        self.status = TaskStatus(
-            config.ref,
-            uuid.uuid4().hex,
-            config.origin_us,
-            config.epoch_interval_us,
-            time.time,
-            threading.Lock(),
-        )
-        self._core = SupervisorCore(self.status.boot_id)
         fences = FenceFile(config.data, config.uid, config.ref)
-        self.polls = PollHandler(
-            config.ref,
-            self.status.response,
-            config.identity,
-            fences,
-            lambda epochs: self._startup.event_times(epochs),
+        self._attempts = AttemptFile(config.attempts_file) if _may_be_tentative(config) else None
+        self._consistency = _consistency(config, self._attempts)
+        self._call_size_file = CallSizeFile(config.data)
+        self.core = TaskCore(
+            TaskSettings(
+                config.ref,
+                uuid.uuid4().hex,
+                config.topology.spec.checkpoint_interval_epochs,
+                config.epoch_interval_us,
+                config.origin_us,
+                engine=engine_version(),
+                fence=fences.read(),
+                identity=config.identity,
+                memory=config.memory,
+                consistency=self._consistency,
+                input_names=[entry.name for entry in config.segment.inputs],
+                segment_name=config.segment.name,
+            ),
+            time.time,
         )
+        self.status = self.core.status
+        self.process = TaskProcess(self.core, self._perform, self._stepped)
+        # What effects leave for this thread, which takes it in the next tick:
+        self._end: EndProcess | None = None
+        self._truncation: TruncateLog | None = None
+        self._served: ServeStreamSinks | None = None
+        self._comparison_ended = False
+        # Of a task that has started:
+        self._log: OutputLog | None = None
+        self._output: LiveOutput | None = None  # if output may be tentative
+        self._earlier: EarlierBoots | None = None
+        self._sinks: SinkWriters | None = None
+        self._stream_sinks: StreamSinks | None = None
+        self._lender: StateLender | None = None
+        self.engine = EngineStarter(config)
+        self.startup = Startup(
+            config, self._store, self.engine, self.process, self._consistency, self._begin
+        )
+        self._engine_calls = EngineCalls(self.process, self.startup.perform)
+        self._engine_thread = threading.Thread(
+            target=self._engine_calls.run, name="engine", daemon=True
+        )
+        self._saver = CheckpointSaver(self.process, self._store)
+        self.status.ports = self
+        self.polls = PollHandler(self.process, fences, self.startup.event_times)
         self._control = ControlServer(
             config.bind,
             CONTROL_PORT,
             self.polls,
-            alive=lambda: not self._failed or self._failed_permanently,
+            alive=self._is_alive,
             ready=lambda: self.status.phase.serves,
             registry=make_registry(
-                self.status, config.topology.name, config.segment.name, config.ref
+                self.core, config.topology.name, config.segment.name, self.process.lock
             ),
             identity=config.identity,
         )
         self._server_death: str | None = None
-        self._server = StreamServer(
+        self.server = StreamServer(
             config.bind,
             STREAM_PORT,
             config.identity,
@@ -149,221 +175,225 @@ class TaskRuntime:
             on_death=self._server_died,
             memory_bytes=config.memory.serve_bytes,
         )
-        self._engine = EngineStarter(config)
-        self._startup = Startup(config, self._store, self._engine, self.status)
 
     def stop(self) -> None:
         self._stopping = True
 
     def _server_died(self, reason: str) -> None:
-        """Called by the server's thread; the supervisor's fails the task."""
+        """Called by the server's thread; this one fails the task."""
         self._server_death = reason
 
-    @property
-    def _failed(self) -> bool:
-        return self.status.phase is TaskPhase.FAILED
+    def _is_alive(self) -> bool:
+        failed = self.status.phase is TaskPhase.FAILED
+        return not failed or self.core.supervisor.phase is ProcessPhase.FAILED_PERMANENTLY
 
     def run(self) -> int:
-        while not self._core.ended:
+        self._engine_thread.start()
+        has_failed = False
+        while (end := self._end) is None:
             try:
-                for event in self._next_events():
-                    for effect in event(time.monotonic()):
-                        self._apply(effect)
+                self._wait()
+                self._tick()
             except Exception as error:
-                if self._core.ended:
+                if self.core.supervisor.ended:
                     raise
-                self._fail_with(error)
-        return self._exit_status
+                _log.error("the task cannot continue", exc_info=error)
+                self.process.tell(partial(self.core.call_failed, error))
+            if self.status.phase is TaskPhase.FAILED and not has_failed:
+                has_failed = True
+                with self.process.lock:
+                    problem = self.core.response().problem
+                _log.error("fatal: %s", problem.message if problem is not None else "unknown")
+        self._stop_all(end)
+        return end.exit_status
 
-    # -- events ----------------------------------------------------------------------------------
+    # -- time ------------------------------------------------------------------------------------
 
-    def _next_events(self) -> Iterator[SupervisorEvent]:
-        """The events since the last call, after a short wait."""
-        if not self._stopping:
-            time.sleep(TICK_S)
-        failed_before = self._core.phase in (
-            ProcessPhase.FAILED_UNREPORTED,
-            ProcessPhase.FAILED_PERMANENTLY,
-        )
-        if not failed_before and not self._failed:  # only once: it may raise in each tick
-            self._find_failure()
-        if self._failed and not failed_before:
-            yield partial(self._core.task_failed, self._failed_permanently)
-        elif self._stopping:
-            yield self._core.stop_requested
-        elif self._core.phase is ProcessPhase.FAILED_UNREPORTED and self.polls.failure_reported:
-            yield self._core.failure_reported
-        else:
-            if (desired := self._new_poll()) is not None:
-                yield partial(self._core.poll_accepted, desired)
-                running = self._running
-                if running is not None:
-                    running.lender.apply_poll(desired)
-                    if isinstance(running.inputs, StreamInputs):
-                        running.inputs.update_partner(desired.partner, self.status.boot_id)
-            yield self._progress()
-
-    def _progress(self) -> SupervisorEvent:
-        running = self._running
-        if self._core.phase is ProcessPhase.STARTING:
-            return self._advance_start()
-        if self._core.phase is not ProcessPhase.RUNNING or running is None:
-            return self._core.woken
-        self._update_fetched(running)
-        self.status.update_phase()
-        running.lender.tick()
-        if isinstance(running.inputs, StreamInputs):
-            self._update_streams(running.inputs)
-        if running.earlier.compare_files_from is not None and running.sinks.all_compared():
-            running.earlier.stop_comparing()
-        durable = [sink.durable for sink in running.sinks.progress()]
-        return partial(self._core.sinks_progressed, durable)
-
-    def _update_streams(self, streams: StreamInputs) -> None:
-        if self.status.phase is TaskPhase.LIVE:
-            streams.allow_tentative()
-        else:
-            streams.check_heads()  # an input that was never heard of may be missing
-        streams.report(self.status)
-
-    def _update_fetched(self, running: Running) -> None:
-        """Report it once all restored state has been fetched."""
-        fetch = self._startup.fetch
-        if self.status.restoring is not None and (fetch is None or fetch.complete):
-            self.status.restoring = self.status.fetch = None
-            running.saver.state_complete()
-
-    def _new_poll(self) -> PollRequest | None:
-        before, self._applied = self._applied, self.polls.desired
-        return self._applied if self._applied is not before else None
-
-    def _find_failure(self) -> None:
-        """Fail if the engine could not start, if the log is damaged or not served any more, or if
-        restored state is lost."""
-        running, fetch = self._running, self._startup.fetch
-        died = self._server_death
-        if fetch is not None and (lost := fetch.lost) is not None:
-            raise lost
-        if died is not None:
-            self._fail(f"{died}; nothing is served any more, so the task starts again")
-        elif running is not None and running.log.damage is not None:
-            self._fail(running.log.damage)
-        if died is not None or running is not None:
+    def _wait(self) -> None:
+        """Until the core wants to be woken, or for a tick."""
+        if self._stopping:
             return
-        chain = self._engine.chain
-        if chain.done() and (error := chain.exception()) is not None:
-            raise error
+        with self.process.lock:
+            wake_at = self.core.wake_at
+        left_s = TICK_S if wake_at is None else wake_at - time.monotonic()
+        time.sleep(min(TICK_S, max(_SHORTEST_WAIT_S, left_s)))
+
+    def _tick(self) -> None:
+        for event in self._found():
+            self.process.tell(event)
+        if self._log is not None and self._stream_sinks is not None:
+            self._perform_later(self._log, self._stream_sinks)
+        if self._lender is not None:
+            self._lender.tick()
+
+    def _found(self) -> Iterator[TaskCoreEvent]:
+        """What has happened since the last tick that no port has told."""
+        core, inputs, fetch = self.core, self.startup.inputs, self.startup.fetch
+        if self._stopping:
+            yield core.stop_requested
+        if (error := self._failure()) is not None and self.status.phase is not TaskPhase.FAILED:
+            yield partial(core.call_failed, error)
+        yield core.woken
+        if inputs is None or core.parts is None:
+            return
+        if self.status.restoring is not None and (fetch is None or fetch.complete):
+            self.status.fetch = None
+            yield core.state_complete
+        if isinstance(inputs, StreamInputs) and self.status.phase is not TaskPhase.LIVE:
+            yield partial(core.heads_checked, inputs.heads())  # one may never have been heard of
+        yield partial(core.head_advanced, inputs.head())
+
+    def _failure(self) -> Exception | None:
+        """Why the task cannot continue: restored state is lost, the log is damaged or not served
+        any more, or the engine has not started."""
+        fetch, chain = self.startup.fetch, self.engine.chain
+        if fetch is not None and (lost := fetch.lost) is not None:
+            return lost
+        if (died := self._server_death) is not None:
+            why = "nothing is served any more, so the task starts again"
+            return RekindleError(f"{died}; {why}")
+        if self._log is not None:
+            return RekindleError(damage) if (damage := self._log.damage) is not None else None
+        error = chain.exception() if chain.done() else None
+        return (
+            error if error is None or isinstance(error, Exception) else RekindleError(repr(error))
+        )
 
     # -- effects ---------------------------------------------------------------------------------
 
-    def _apply(self, effect: SupervisorEffect) -> None:
-        running = self._running
+    def _perform(self, effect: TaskEffect) -> None:
+        """Under the lock of the process. What has to wait is left to a thread."""
         match effect:
-            case StartTask(restore):
-                self.status.start_from(restore)
-                self._startup.begin(restore)
-            case RouteInputs(upstreams) if running is None:
-                self._startup.route(upstreams)
-            case DiscardLog():
-                if mark_for_discard(self._config.log_directory):
-                    _log.warning(
-                        "replicas disagree: the output log is discarded, and its epochs are "
-                        "computed again from the committed checkpoint"
-                    )
-            case CompareSinkFiles():
-                mark_comparison(self._config.log_directory)
-            case StopSinks():
-                if running is not None:
-                    running.sinks.stop()
-                    running.stream_sinks.assign(None, ())
-            case EndProcess():
-                self._end(effect)
-            case ReportDigests(epochs):
-                self.status.request_digests(epochs)
-            case _:
-                assert running is not None, "the core has started the task"
-                self._apply_to(running, effect)
-
-    def _apply_to(
-        self,
-        running: Running,
-        effect: RouteInputs | SetSinks | SetCommittedEntry | TruncateLog | RunLoop,
-    ) -> None:
-        match effect:
+            case Respond() | RefusePoll():
+                self.polls.answered(effect)
+            case RestoreState() | OpenInputs() | AwaitEngine() | CompleteStart():
+                self._engine_calls.request(effect)
+            case TakeEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
+                self._engine_calls.request(effect)
+            case ProcessEpochs():
+                self._engine_calls.request(effect)
+                if isinstance(inputs := self.startup.inputs, StreamInputs):
+                    inputs.offer_space()
             case RouteInputs(upstreams):
-                running.inputs.route(upstreams)
-            case SetSinks(through, sinks):
-                running.sinks.pause_after(through)
-                running.sinks.assign(sinks)
-                running.stream_sinks.assign(through, sinks)
-                self.status.set_problem("stream sinks", running.stream_sinks.problem)
-            case SetCommittedEntry(point, refused, may_be_live):
-                running.saver.commit(point)
-                running.saver.refuse(refused)
-                self.status.committed(point.epoch if point is not None else NO_EPOCH, may_be_live)
-            case TruncateLog(floor):
-                running.log.truncate(floor)
-                if running.output is not None:
-                    running.output.truncate(floor)
-            case RunLoop():
-                running.loop_thread.start()
+                self.startup.route(upstreams)
+            case ReadLive() | StopLive() | ResumeStable():
+                assert isinstance(self.startup.inputs, StreamInputs)
+                self.startup.inputs.perform(effect)
+            case EmitUndo() | EmitReconciliationDone():
+                self._mark_output(effect)
+            case SaveState():
+                self._saver.save(effect)
+            case SkipCheckpoint(epoch):
+                _log.warning("the checkpoint of epoch %d is skipped: the store is slow", epoch)
+            case CallSink():
+                assert self._sinks is not None, "the task has started"
+                self._sinks.call(effect)
+            case StopSink():
+                assert self._sinks is not None, "the task has started"
+                self._sinks.stop_writer(effect)
+            case SetProblem(subject, problem):
+                if problem is not None:
+                    _log.warning("%s: %s", subject, problem.message)
+            case DiscardLog() | CompareSinkFiles():
+                self._mark_log(effect)
+            case TruncateLog():
+                self._truncation = effect
+            case ServeStreamSinks():
+                self._served = effect
+            case EndComparison():
+                self._comparison_ended = True
+            case EndProcess():
+                self._end = effect
+            case _:
+                assert_never(effect)
 
-    def _advance_start(self) -> SupervisorEvent:
-        if (prepared := self._startup.advance()) is None:
-            return self._core.woken
-        self._running = self._with_components(prepared)
-        return self._core.started
+    def _mark_output(self, effect: EmitUndo | EmitReconciliationDone) -> None:
+        """Here, so that it is in order with the tentative epochs of the engine's thread."""
+        assert self._output is not None, "output may be tentative"
+        match effect:
+            case EmitUndo(from_epoch):
+                self._output.undo(from_epoch)
+            case EmitReconciliationDone(through):
+                self._output.reconciliation_done(through)
 
-    def _with_components(self, started: Prepared) -> Running:
-        state, log = started.state, started.log
-        compare_files_from = started.earlier.compare_files_from
-        sinks = SinkWriters(log, state.epoch, self._open_sink, compare_files_from)
-        saver = CheckpointSaver(self._store)
-        if self.status.restoring is not None:
-            saver.state_incomplete()
-        call_size_file = CallSizeFile(self._config.data)
-        if self._startup.fetch is not None:
+    def _mark_log(self, effect: DiscardLog | CompareSinkFiles) -> None:
+        """Here, so that the mark is on the disk before the effects that follow."""
+        try:
+            if isinstance(effect, CompareSinkFiles):
+                mark_comparison(self._config.log_directory)
+            elif mark_for_discard(self._config.log_directory):
+                _log.warning(
+                    "replicas disagree: the output log is discarded, and its epochs are "
+                    "computed again from the committed checkpoint"
+                )
+        except OSError as error:
+            _log.error("the output log cannot be marked: %s", error)
+            self.process.tell(partial(self.core.call_failed, error))
+
+    def _stepped(self) -> None:
+        if self._output is not None and self.core.streams is not None:
+            self._output.enter(self.core.streams.state)
+
+    def _perform_later(self, log: OutputLog, streams: StreamSinks) -> None:
+        """In the first thread: what waits for files or for sockets."""
+        with self.process.lock:
+            served, self._served = self._served, None
+            truncation, self._truncation = self._truncation, None
+            comparison_ended, self._comparison_ended = self._comparison_ended, False
+        if served is not None:  # first: the log keeps what stream sinks retain
+            streams.assign(served.through, served.sinks)
+            problem = SetProblem("stream sinks", streams.problem)
+            self.process.tell(partial(self.core.problem_changed, problem))
+        if truncation is not None:
+            log.truncate(truncation.floor)
+            if self._output is not None:
+                self._output.truncate(truncation.floor)
+            self.process.tell(partial(self.core.log_truncated, log.base))
+        if comparison_ended and self._earlier is not None:
+            self._earlier.stop_comparing()
+
+    # -- start -----------------------------------------------------------------------------------
+
+    def _begin(self, started: Prepared) -> None:
+        """In the engine's thread, once all is prepared."""
+        config, state, log = self._config, started.state, started.log
+        if self.startup.fetch is not None:
             # A kill while a call waits for state says nothing about the call's size.
-            self._startup.fetch.during_wait = call_size_file.during_wait
-        loop = EpochLoop(
-            chain=started.chain,
-            state=state,
-            inputs=started.inputs,
-            log=log,
-            checkpoint_interval_epochs=self._config.topology.spec.checkpoint_interval_epochs,
-            save=lambda reached: saver.offer(reached) if self._core.is_saver else None,
-            status=self.status,
-            wait=self._halt.wait,
-            sizes=call_sizes(self._config, call_size_file),
-            engine=self._engine,
-            call_size_file=call_size_file,
-            earlier=started.earlier,
+            self.startup.fetch.during_wait = self._call_size_file.during_wait
+        inputs, earlier = started.inputs, started.earlier
+        self._engine_calls.begin(
+            EngineParts(
+                started.chain,
+                log,
+                source=None if isinstance(inputs, StreamInputs) else inputs,
+                engine=self.engine,
+                call_size_file=self._call_size_file,
+                earlier=earlier,
+                output=started.output,
+                attempts=self._attempts,
+            )
         )
-        self.status.snapshots = lambda: saver.held(loop.state.operators)
-        self.status.engine_epoch = state.epoch
-        self.status.dropped = started.chain.dropped
-        self.status.components = TaskComponents(log, started.inputs, sinks, saver)
-        self._server.serve_log(log, started.inputs.head, started.output)
-        self.status.step(TaskEvent.STARTED)
+        self._output, self._earlier = started.output, earlier
+        self._sinks = SinkWriters(self.process, log, self._open_sink)
+        self._stream_sinks = StreamSinks(log, started.output, config.bind, config.identity)
+        self._lender = StateLender(self.process, self._store.lent_state)
+        self._log = log
+        self.server.serve_log(log, inputs.head, started.output)
+        self.server.serve_lent(self._lender.read)
         _log.info("started after epoch %d; the log holds %d to %d", state.epoch, log.base, log.last)
-        thread = threading.Thread(target=self._run_loop, args=(loop,), name="engine", daemon=True)
-        config = self._config
-        boot_id = self.status.boot_id
-        lender = StateLender(boot_id, lambda: loop.state, saver, self._store.lent_state)
-        self._server.serve_lent(lender.read)
-        self.status.lending = lender
-        return Running(
-            log,
-            started.inputs,
-            started.earlier,
-            sinks,
-            saver,
-            loop,
-            thread,
-            lender,
-            started.output,
-            stream_sinks=StreamSinks(log, started.output, config.bind, config.identity),
+        restored = partial(
+            self.core.restored,
+            state,
+            log.base,
+            log.last,
+            compare_files_from=earlier.compare_files_from,
+            complete=self.status.restoring is None,
+            sizes=call_sizes(config, self._call_size_file),
         )
+        with self.process.lock:
+            desired = self.core.polls.desired
+            self._stream_sinks.retain(desired.sinks if desired is not None else ())
+            self.process.tell(restored)
 
     def _open_sink(self, assigned: SinkAssignment, schema: pa.Schema) -> Sink:
         config = self._config
@@ -375,63 +405,76 @@ class TaskRuntime:
             assigned.query, assigned.sink, config.ref.partition, config.uid, schema, definition
         )
 
-    # -- failing ---------------------------------------------------------------------------------
+    # -- status ----------------------------------------------------------------------------------
 
-    def _run_loop(self, loop: EpochLoop) -> None:
-        try:
-            loop.run()
-        except BaseException as error:
-            if not self._stopping:
-                _log.exception("the engine's loop ended")
-                self._failed_permanently = isinstance(error, NotDeterministic)
-                self._fail(str(error) or repr(error), loop.state.epoch + 1)
+    def log_bytes(self) -> int:
+        return self._log.local_bytes if self._log is not None else 0
 
-    def _fail_with(self, error: Exception) -> None:
-        _log.error("the task cannot continue", exc_info=error)
-        wrong = error.operator if isinstance(error, OperatorRefused) else None
-        self._failed_permanently = isinstance(error, NotDeterministic)
-        self._fail(str(error), wrong_definition=wrong)
+    def unreadable(self) -> tuple[str, ...]:
+        return self.startup.inputs.unreadable() if self.startup.inputs is not None else ()
 
-    def _fail(
-        self, message: str, epoch: int | None = None, wrong_definition: str | None = None
-    ) -> None:
-        _log.error("fatal: %s", message)
-        self.status.fail(
-            TaskProblem(
-                message=message,
-                where=self._config.segment.name,
-                epoch=epoch,
-                wrong_definition=wrong_definition,
-            )
-        )
+    def problem(self) -> TaskProblem | None:
+        inputs, sinks = self.startup.inputs, self._sinks
+        for message in (
+            self.startup.problem,
+            inputs.problem() if inputs is not None and self._log is not None else None,
+            sinks.problem() if sinks is not None else None,
+        ):
+            if message is not None:
+                return TaskProblem(message=message)
+        message = self._saver.problem
+        return TaskProblem(message=message, saving=True) if message is not None else None
 
     # -- ending ----------------------------------------------------------------------------------
 
-    def _end(self, end: EndProcess) -> None:
+    def _stop_all(self, end: EndProcess) -> None:
         """Stop taking epochs, finish the running call, let the sinks write the log, stop Spark."""
-        running = self._running
-        self.status.step(TaskEvent.STOP_REQUESTED)
-        started = time.monotonic()
-        self._halt.set()
-        if self._startup.fetch is not None:
-            self._startup.fetch.stop()  # the loop may wait for state to be fetched
-        if running is not None:
-            if running.loop_thread.ident is not None:
-                running.loop_thread.join(end.loop_s)
-            if end.flush_s and not running.sinks.wait_until_durable(running.log.last, end.flush_s):
-                _log.warning(
-                    "not all sinks have written the newest epochs; the restarted task writes them"
-                )
-            running.sinks.stop()
-            running.stream_sinks.stop()
-            running.lender.stop(STOP_S / 5)
-            running.inputs.close()
-            running.saver.stop(end.saver_s)
-        self._server.stop()
+        started, log, inputs = time.monotonic(), self._log, self.startup.inputs
+        self._engine_calls.stop()
+        if self.startup.fetch is not None:
+            self.startup.fetch.stop()  # the loop may wait for state to be fetched
+        self._engine_thread.join(end.loop_s)
+        if log is not None and end.flush_s and not self._flush(log.last, end.flush_s):
+            _log.warning(
+                "not all sinks have written the newest epochs; the restarted task writes them"
+            )
+        if self._sinks is not None:
+            self._sinks.stop()
+        if self._stream_sinks is not None:
+            self._stream_sinks.stop()
+        if self._lender is not None:
+            self._lender.stop(STOP_S / 5)
+        if inputs is not None:
+            inputs.close()
+        self._saver.stop(end.saver_s)
+        self.server.stop()
         # A JVM that does not respond must not block the exit of this process, with which it ends.
-        engine = threading.Thread(target=self._engine.stop, args=(STOP_S,), daemon=True)
+        engine = threading.Thread(target=self.engine.stop, args=(STOP_S,), daemon=True)
         engine.start()
         engine.join(2 * STOP_S)
         self._control.stop()
-        self._exit_status = end.exit_status
         _log.info("stopped in %.1f s", time.monotonic() - started)
+
+    def _flush(self, through: int, timeout_s: float) -> bool:
+        """Wait until all sinks are durable through an epoch, or as far as they may write; False at
+        the timeout."""
+        until = time.monotonic() + timeout_s
+        while True:
+            with self.process.lock:
+                if self.core.sinks_have_written(through):
+                    return True
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.02)
+            self.process.tell(self.core.woken)
+
+
+def _may_be_tentative(config: TaskConfig) -> bool:
+    return bool(config.segment.inputs) and config.topology.spec.max_delay is not None
+
+
+def _consistency(config: TaskConfig, attempts: AttemptFile | None) -> ConsistencySettings | None:
+    """Of a task that reads streams."""
+    if not config.segment.inputs:
+        return None
+    return config.consistency(attempts.first if attempts is not None else 1)

@@ -1,7 +1,6 @@
 """Prepares what a task needs before its first epoch: state, inputs, engine and log.
 
-`core.start` decides the order and the retries. An attempt blocks only as long as the store or the
-source does; between attempts the supervisor applies polls.
+`core.start` decides the order and the retries; the engine's thread performs the steps.
 
 Design: docs/design/task.md#start.
 """
@@ -9,8 +8,7 @@ Design: docs/design/task.md#start.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -18,6 +16,7 @@ from rekindle.checkpoints.fetching import Fetch
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
 from rekindle.connectors.registry import open_live_source, open_source
 from rekindle.connectors.source import EventTimes, ReplayableSource
+from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
@@ -26,24 +25,21 @@ from rekindle.protocol import BegunWindow, RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog, fetched_bytes
-from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
-from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
     OpenInputs,
     RestoreState,
-    StartCore,
-    StartEffect,
+    StartCall,
 )
-from rekindle.task.core.status import TaskStatus
 from rekindle.task.discard import discard_log_if_marked
 from rekindle.task.earlier_boots import EarlierBoots, continue_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.live_inputs import LiveInputs
+from rekindle.task.process import TaskProcess
 from rekindle.task.state import TaskState
 from rekindle.task.store import TaskStore
 from rekindle.task.stream_inputs import StreamInputs
@@ -70,39 +66,45 @@ class Prepared:
 
 
 class Startup:
-    """The I/O around `StartCore`."""
+    """`perform` is called by the engine's thread, `route` under the lock of the process."""
 
     def __init__(
-        self, config: TaskConfig, store: TaskStore, engine: EngineStarter, status: TaskStatus
+        self,
+        config: TaskConfig,
+        store: TaskStore,
+        engine: EngineStarter,
+        process: TaskProcess,
+        consistency: ConsistencySettings | None,
+        begin: Callable[[Prepared], None],
     ) -> None:
+        """`consistency`: of a task that reads streams. `begin` is called once all is prepared."""
         self._config = config
         self._store = store
         self._engine = engine
-        self._status = status
-        self._core = StartCore()
-        self._waits_for_engine = False
+        self._process = process
+        self._consistency = consistency
+        self._begin = begin
         self._upstreams: Sequence[Upstream] = ()
         self._state: TaskState | None = None
-        self._inputs: SourceInputs | LiveInputs | StreamInputs | None = None
-        self._prepared: Prepared | None = None
+        self.inputs: SourceInputs | LiveInputs | StreamInputs | None = None
+        """Once they are open."""
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
-        status.startup_delay = lambda: self._calls.problem
         self._begun_windows: tuple[BegunWindow, ...] = ()
         self._source: ReplayableSource | LiveInputs | None = None
         self.fetch: Fetch | None = None
         """Of the restored state; None if nothing has to be fetched."""
 
-    def begin(self, point: RestorePoint) -> None:
-        """Raises the error that prevents the start, as does `advance`."""
-        self._begun_windows = point.begun
-        self._apply(self._core.start_requested(point, time.monotonic()))
+    @property
+    def problem(self) -> str | None:
+        """Of a call that takes long."""
+        return self._calls.problem
 
     def route(self, upstreams: Sequence[Upstream]) -> None:
         """The newest routes, with which inputs are read ahead while the engine starts."""
         self._upstreams = upstreams
-        if self._inputs is not None:
-            self._inputs.route(upstreams)
+        if self.inputs is not None:
+            self.inputs.route(upstreams)
 
     def event_times(self, epochs: Sequence[int]) -> dict[int, tuple[int, int]]:
         """Newest event time and watermark of the source, if the task has opened one; called by any
@@ -113,35 +115,25 @@ class Startup:
         times = ((epoch, source.event_times(epoch)) for epoch in epochs)
         return {epoch: (found.newest_us, found.watermark) for epoch, found in times if found}
 
-    def advance(self) -> Prepared | None:
-        """Retry a step that is due. Returns the result, once all steps have succeeded."""
-        if self._waits_for_engine and self._engine.chain.done():
-            self._waits_for_engine = False
-            self._call_ended(None)
-        else:
-            self._apply(self._core.woken(time.monotonic()))
-        prepared, self._prepared = self._prepared, None
-        return prepared
+    def perform(self, step: StartCall | CompleteStart) -> None:
+        """Raises the error that prevents the start."""
+        match step:
+            case RestoreState(point):
+                self._ended(self._restore(point))
+            case OpenInputs():
+                self._ended(self._open_inputs())
+            case AwaitEngine():
+                self._engine.chain.result()
+                self._ended(None)
+            case CompleteStart():
+                self._begin(self._complete())
 
-    def _call_ended(self, problem: TaskProblem | None) -> None:
+    def _ended(self, problem: TaskProblem | None) -> None:
+        core = self._process.core
         if problem is None:
-            self._apply(self._core.step_succeeded(time.monotonic()))
+            self._process.tell(core.start_step_succeeded)
         else:
-            self._apply(self._core.step_failed(problem, time.monotonic()))
-
-    def _apply(self, effects: Sequence[StartEffect]) -> None:
-        for effect in effects:
-            match effect:
-                case SetProblem(subject, problem):
-                    self._status.set_problem(subject, problem)
-                case RestoreState(point):
-                    self._call_ended(self._restore(point))
-                case OpenInputs():
-                    self._call_ended(self._open_inputs())
-                case AwaitEngine():
-                    self._waits_for_engine = True
-                case CompleteStart():
-                    self._prepared = self._complete()
+            self._process.tell(partial(core.start_step_failed, problem))
 
     def _restore(self, point: RestorePoint) -> TaskProblem | None:
         """Returns what is missing."""
@@ -149,7 +141,8 @@ class Startup:
             where = "checkpoint" if point.lender is None else "partner's state"
             with self._calls.during(f"reading the {where} of epoch {point.epoch}"):
                 self._state, self.fetch = self._store.restore(point)
-            self._status.fetch = self.fetch
+            self._begun_windows = point.begun
+            self._process.core.status.fetch = self.fetch
         except ObjectMissing:
             raise  # it was deleted, or is lent no longer: a restarted task gets a newer one
         except (StoreError, DiskFull) as error:
@@ -164,14 +157,15 @@ class Startup:
         """Returns what is missing."""
         node = self._config.topology.nodes[self._config.segment.nodes[0]]
         if not isinstance(node.spec, SourceSpec):
-            self._inputs = self._subscribe(self._restored())
-            self._inputs.route(self._upstreams)
+            with self._process.lock:
+                self.inputs = self._subscribe(self._restored())
+                self.inputs.route(self._upstreams)
             return None
         is_live = node.spec.kind[1].is_live
         open_inputs = self._open_live_source if is_live else self._open_source
         try:
             with self._calls.during(f"opening source {node.name}"):
-                self._inputs = open_inputs(node, node.spec, self._restored())
+                self.inputs = open_inputs(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
             wrong = node.name if isinstance(error, SchemaMismatch) else None
             return TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
@@ -179,7 +173,7 @@ class Startup:
 
     def _complete(self) -> Prepared:
         restored, chain = self._restored(), self._engine.chain.result()
-        assert self._inputs is not None, "the inputs are open"
+        assert self.inputs is not None, "the inputs are open"
         operators = chain.match_columns(restored.operators)
         if self._begun_windows:
             bounds = {begun.operator: self._bound(begun) for begun in self._begun_windows}
@@ -187,12 +181,11 @@ class Startup:
         state = replace(restored, operators=operators)
         self._state = None  # it would keep runs that the task drops later
         log, earlier = self._continue_log(chain, state.epoch)
-        started = Prepared(state, self._inputs, chain, log, earlier)
-        if not isinstance(self._inputs, StreamInputs) or not self._inputs.may_be_tentative:
-            return started
-        output = LiveOutput(log, self._config.tentative_directory, self._status.boot_id)
-        self._inputs.attach(output)
-        return replace(started, output=output)
+        output = None
+        if self._consistency is not None and self._consistency.max_delay_s is not None:
+            boot_id = self._process.core.status.boot_id
+            output = LiveOutput(log, self._config.tentative_directory, boot_id)
+        return Prepared(state, self.inputs, chain, log, earlier, output)
 
     def _bound(self, begun: BegunWindow) -> int:
         """The event time through which a window lacks rows."""
@@ -215,19 +208,18 @@ class Startup:
         return log, continue_log(log, self._config.log_directory, after, has_no_partners)
 
     def _subscribe(self, state: TaskState) -> StreamInputs:
-        config = self._config
-        is_stable = config.topology.spec.max_delay is None
-        attempts = None if is_stable else AttemptFile(config.attempts_file)
+        config, next_epoch, process = self._config, state.epoch + 1, self._process
+        assert self._consistency is not None, "it reads streams"
+        process.tell(partial(process.core.streams_opened, next_epoch, state.watermark))
         return StreamInputs(
+            process,
             config.segment,
             config.ref.partition,
-            config.consistency(attempts.first if attempts is not None else 1),
-            state.epoch + 1,
-            state.watermark,
+            self._consistency,
+            next_epoch,
             stall_s=2 * config.epoch_interval_us / 1e6 + 2.0,
             connect=partial(StreamClient, identity=config.identity),
             check_size=partial(check_size, memory=config.memory),
-            attempts=attempts,
         )
 
     def _open_source(self, node: Node, spec: SourceSpec, state: TaskState) -> SourceInputs:
@@ -241,7 +233,7 @@ class Startup:
             config.ref.partition,
         )
         self._store.require_same_input(node, source.input_files)
-        self._status.last_epoch = source.last_epoch
+        self._process.core.status.last_epoch = source.last_epoch
         self._source = source
         return SourceInputs(
             source,
@@ -280,7 +272,7 @@ class Startup:
             epoch_interval_us=config.epoch_interval_us,
             read_ahead_bytes=config.memory.read_ahead_bytes,
         )
-        self._status.bad_records = self._source.bad_records
+        self._process.core.status.bad_records = self._source.bad_records
         return self._source
 
     def _open_log(self, chain: Chain) -> OutputLog:

@@ -9,7 +9,7 @@ Design: docs/design/stream-sinks.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rekindle.identity import Identity
@@ -42,6 +42,12 @@ class StreamSinks:
         self._server: StreamSinkServer | None = None
         self._spilled = SpilledReads()
 
+    def retain(self, sinks: Iterable[SinkAssignment]) -> None:
+        """The log keeps what these stream sinks retain. Also called before the first epoch is
+        appended, since the size of the log's files depends on it."""
+        retained = (s.sink.retained_bytes for s in sinks if s.sink.stream is not None)
+        self._log.retain(max(retained, default=0))
+
     def assign(self, through: int | None, sinks: Sequence[SinkAssignment]) -> None:
         """Serve these sinks, no epoch above `through` (None: all)."""
         assigned = {s.query: s for s in sinks if s.sink.stream is not None}
@@ -57,7 +63,7 @@ class StreamSinks:
             server.stop()
 
     def _change(self, assigned: dict[str, SinkAssignment], through: int | None) -> None:
-        self._log.retain(max((s.sink.retained_bytes for s in assigned.values()), default=0))
+        self.retain(assigned.values())
         for query, before in self._assigned.items():
             if query not in assigned or not before.writes_same_output_as(assigned[query]):
                 self._served.pop(query).end()

@@ -10,26 +10,15 @@ Design: docs/design/lent-state.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from rekindle.checkpoints.codec import LENT
 from rekindle.protocol import PollRequest, RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.task.core.snapshots import Holder, SnapshotsFull, StateSnapshot
+from rekindle.task.core.snapshots import Holder, Snapshots, SnapshotsFull, StateSnapshot
 from rekindle.task.state import TaskState
 
 LEND_S = 30.0
 """How long a state is lent after it was read the last time."""
-
-
-class SnapshotKeeper(Protocol):
-    """`Snapshots`, or what guards them."""
-
-    def take(self, holder: Holder, state: TaskState) -> StateSnapshot:
-        """Raises SnapshotsFull."""
-        ...
-
-    def release(self, name: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -45,7 +34,7 @@ class _Lent:
 class LendingCore:
     """The states that one boot of a task lends."""
 
-    def __init__(self, boot_id: str, snapshots: SnapshotKeeper) -> None:
+    def __init__(self, boot_id: str, snapshots: Snapshots) -> None:
         self._boot_id = boot_id
         self._snapshots = snapshots
         self._lent: dict[str, _Lent] = {}  # by name, oldest first

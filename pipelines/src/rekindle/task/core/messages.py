@@ -1,4 +1,4 @@
-"""The settings and effects of `TaskCore`, which only simulators and tests run. Pure.
+"""The settings and effects of `TaskCore`. Pure.
 
 The effects of its loop, saver, sinks and streams are in their modules.
 """
@@ -13,6 +13,7 @@ from rekindle.engine.memory import MemoryPlan, plan_memory
 from rekindle.identity import Identity
 from rekindle.protocol import PollResponse, SinkAssignment, TaskRef
 from rekindle.task.core.loop import LoopRequest
+from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaverEffect
 from rekindle.task.core.sink import SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall
@@ -41,6 +42,7 @@ class TaskSettings:
     memory: MemoryPlan = field(default_factory=plan_memory)
     consistency: ConsistencySettings | None = None  # of a task that reads streams
     input_names: Sequence[str] = ()  # by `Channel.input`
+    segment_name: str = ""  # for problems
 
 
 # -- effects -------------------------------------------------------------------------------------
@@ -65,10 +67,34 @@ class CallSink:
     call: SinkEffect
 
 
+@dataclass(frozen=True, slots=True)
+class StopSink:
+    """What the calls of this sink return is not needed any more."""
+
+    assigned: SinkAssignment
+
+
+@dataclass(frozen=True, slots=True)
+class ServeStreamSinks:
+    """Serve these stream sinks and no others, no epoch above `through` (None: all)."""
+
+    through: int | None
+    sinks: Sequence[SinkAssignment]
+
+
+@dataclass(frozen=True, slots=True)
+class EndComparison:
+    """Sinks have compared all files that earlier boots may have written, and they are equal."""
+
+
 TaskEffect = (
     Respond
     | RefusePoll
     | CallSink
+    | StopSink
+    | ServeStreamSinks
+    | EndComparison
+    | SetProblem
     | LoopRequest
     | InputEffect
     | SaverEffect

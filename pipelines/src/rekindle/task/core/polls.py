@@ -20,6 +20,7 @@ class PollRefused(RekindleError):
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(f"poll refused: {reason}")
         self.status = status
+        self.reason = reason
 
 
 class PollCore:

@@ -1,9 +1,8 @@
 """The status of a task: its phase, problems and digests, and the poll responses that report them.
 Pure.
 
-A task's process writes it from the engine's and the supervisor's threads and reads it from the
-control server's: changes of the phase are made under the lock that it is given, all others are
-single assignments. Reads of components (log, sinks, saver) must not wait for the engine.
+A task's process writes and reads it under the one lock of its core. What it reads of the ports must
+not wait for their calls.
 
 Design: docs/design/task.md#passive.
 """
@@ -12,8 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Protocol
 
 from rekindle.engine.model import DroppedRows
@@ -22,18 +19,18 @@ from rekindle.identity import STREAM_VERSIONS
 from rekindle.protocol import (
     ConsistencyState,
     Contradiction,
-    EntryRef,
     PollResponse,
     RestorePoint,
-    SinkProgress,
     TaskPhase,
     TaskProblem,
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.partner import PartnerMessages
+from rekindle.task.core.parts import Parts
 from rekindle.task.core.phases import TaskEvent, new_phase
-from rekindle.task.core.snapshots import Held
+from rekindle.task.core.saver import SaverCore
 
 REPORTED_DIGESTS = 16
 """Number of newest epochs whose digests are in each response."""
@@ -47,35 +44,20 @@ BEHIND_AFTER_EPOCHS = 10
 """A Live task becomes CatchingUp when it is more than so many epochs behind the head."""
 
 
-class LogView(Protocol):
-    @property
-    def base(self) -> int: ...
-    @property
-    def last(self) -> int: ...
-    @property
-    def local_bytes(self) -> int: ...
+class PortsView(Protocol):
+    """What responses tell of the threads and files around the core."""
 
+    def log_bytes(self) -> int:
+        """Of the output log, on local disk."""
+        ...
 
-class InputsView(Protocol):
-    def head(self) -> int: ...
-    def unreadable(self) -> tuple[str, ...]: ...
-    def problem(self) -> str | None: ...
+    def unreadable(self) -> tuple[str, ...]:
+        """Addresses of replicas of upstreams at which the last call failed."""
+        ...
 
-
-class SinksView(Protocol):
-    def progress(self) -> tuple[SinkProgress, ...]: ...
-    def problem(self) -> str | None: ...
-
-
-class SaverView(Protocol):
-    @property
-    def problem(self) -> str | None: ...
-    def done(self) -> tuple[EntryRef, ...]: ...
-
-
-class LendingView(Protocol):
-    @property
-    def newest(self) -> RestorePoint | None: ...
+    def problem(self) -> TaskProblem | None:
+        """A call that does not return, or a thread that has failed."""
+        ...
 
 
 class FetchView(Protocol):
@@ -89,19 +71,8 @@ class FetchView(Protocol):
     def lost(self) -> StateLost | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TaskComponents:
-    """What the status of a started task is read from."""
-
-    log: LogView
-    inputs: InputsView
-    sinks: SinksView
-    saver: SaverView
-
-
 class TaskStatus:
-    """See the module's docstring. `clock`: Unix time in seconds. `lock`: held while the phase
-    changes."""
+    """See the module's docstring. `clock`: Unix time in seconds."""
 
     def __init__(
         self,
@@ -110,23 +81,23 @@ class TaskStatus:
         origin_us: int,
         epoch_interval_us: int,
         clock: Callable[[], float],
-        lock: AbstractContextManager[object] | None = None,
+        saver: SaverCore,
+        lending: LendingCore,
     ) -> None:
         self._phase = new_phase()
-        self._lock = lock or nullcontext()
+        self.head = NO_EPOCH  # the newest epoch that time, or the upstreams, have released
         self.restored_from: int | None = None
         self.restoring: str | None = None  # the entry of which state is still fetched
         self.fetch: FetchView | None = None  # while state is fetched
         self.last_epoch: int | None = None  # of a bounded source: no later epoch has rows
-        self.startup_delay: Callable[[], str | None] | None = None  # why the start is slow, if so
-        self.snapshots: Callable[[], Sequence[Held]] | None = None  # and the memory of each
-        self.lending: LendingView | None = None
+        self.ports: PortsView | None = None
+        self.parts: Parts | None = None  # once the task is restored
         self.lent_from: int | None = None  # the epoch after which a partner's state begins
         self.may_be_live = True
-        self.components: TaskComponents | None = None
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.bad_records: Mapping[str, int] = {}  # by source; its inputs update it in place
-        self.engine_epoch = NO_EPOCH  # the log of an earlier boot may be ahead of the engine
+        self._saver = saver
+        self._lending = lending
         self._ref = ref
         self.boot_id = boot_id
         self._origin_us = origin_us
@@ -153,8 +124,7 @@ class TaskStatus:
 
     def step(self, event: TaskEvent) -> None:
         """Change the phase. Raises InvalidTransition."""
-        with self._lock:
-            self._phase.step(event)
+        self._phase.step(event)
 
     def fail(self, problem: TaskProblem) -> None:
         """The task cannot continue; the first failure is kept."""
@@ -162,10 +132,8 @@ class TaskStatus:
         self._failure = self._failure or problem
         self.step(TaskEvent.FAILED)
 
-    def processed(self, epoch: int, seconds: float) -> None:
-        """One call of the chain, whose last epoch is `epoch`, took `seconds`, with appending its
-        output to the log."""
-        self.engine_epoch = epoch
+    def processed(self, seconds: float) -> None:
+        """One call of the chain took `seconds`, with appending its output to the log."""
         self._durations.append(seconds)
 
     def computed(self, epoch: int, digest: str, chained: str) -> None:
@@ -204,11 +172,11 @@ class TaskStatus:
         fetched, and stays so until it is more than BEHIND_AFTER_EPOCHS behind. One that began with
         a lent state waits until polls allow it."""
         phase = self.phase
-        if self.components is None or not phase.serves:
+        if self.parts is None or not phase.serves:
             return
-        head = self.components.inputs.head()
-        behind = head - self.engine_epoch
-        near = head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
+        # The log of an earlier boot may be ahead of the engine.
+        behind = self.head - self.parts.loop.state.epoch
+        near = self.head != NO_EPOCH and behind <= LIVE_WITHIN_EPOCHS
         ready = self.restoring is None and self.may_be_live
         if phase is TaskPhase.CATCHING_UP and near and ready:
             self.step(TaskEvent.CAUGHT_UP)
@@ -240,9 +208,9 @@ class TaskStatus:
 
     def lag_s(self) -> float:
         """Age of the oldest epoch whose time has passed and that is not in the log."""
-        if self.components is None and self.restored_from is None:
+        if self.parts is None and self.restored_from is None:
             return 0.0
-        stable = self.components.log.last if self.components else (self.restored_from or 0)
+        stable = self.parts.log.last if self.parts else (self.restored_from or 0)
         oldest = stable + 1
         due_us = self._origin_us + (oldest + 1) * self._epoch_interval_us  # its end
         return max(0.0, self._clock() - due_us / 1e6)
@@ -254,15 +222,18 @@ class TaskStatus:
 
     def snapshot_bytes(self) -> int:
         """Memory that checkpoints and lent states keep beyond the newest state."""
-        return sum(held.nbytes for held in self.snapshots()) if self.snapshots is not None else 0
+        if self.parts is None:
+            return 0
+        newest = self.parts.loop.state.operators
+        return sum(held.nbytes for held in self._saver.snapshots.held(newest))
 
     def epoch_p99_s(self) -> float:
         """Of the durations of calls, each of one or more epochs."""
-        ordered = sorted(self._durations.copy())
+        ordered = sorted(self._durations)
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
     def response(self, fence: int) -> PollResponse:
-        components, fetch = self.components, self.fetch
+        parts, fetch = self.parts, self.fetch
         lost = fetch.lost if fetch is not None else None
         in_store = self.lent_from is None  # what it fetches
         base = PollResponse(
@@ -273,53 +244,52 @@ class TaskStatus:
             lag_s=self.lag_s(),
             restored_from=self.restored_from,
             lent_from=self.lent_from,
-            lent=self.lending.newest if self.lending is not None else None,
+            lent=self._lending.newest,
             restoring=self.restoring if in_store else None,
             lost=lost.object if lost is not None and in_store else None,
-            problem=self._problem(components),
+            problem=self._problem(parts),
             contradiction=self._contradiction[0] if self._contradiction is not None else None,
             stream_protocol=STREAM_VERSIONS.protocol,
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
         )
-        if components is None:
+        if parts is None:
             return base.model_copy(update=self._output)
         computed = self._digests_to_report()
-        progress = {
-            "stable_epoch": components.log.last,
-            "head_epoch": components.inputs.head(),
+        progress: dict[str, object] = {
+            "stable_epoch": parts.log.last,
+            "head_epoch": self.head,
             "last_epoch": self.last_epoch,
-            "log_base": components.log.base,
+            "log_base": parts.log.base,
             "digests": {e: digest for e, (digest, _) in computed.items()},
             "chained": {e: chained for e, (_, chained) in computed.items()},
-            "checkpoints": components.saver.done(),
-            "sinks": components.sinks.progress(),
-            "unreadable": components.inputs.unreadable(),
-            "log_bytes": components.log.local_bytes,
+            "checkpoints": self._saver.saved(),
+            "sinks": parts.sinks.progress(),
         }
+        if self.ports is not None:
+            progress["unreadable"] = self.ports.unreadable()
+            progress["log_bytes"] = self.ports.log_bytes()
         return base.model_copy(update={**self._output, **progress})
 
     def _digests_to_report(self) -> dict[int, tuple[str, str]]:
-        known = self._computed.copy()  # the engine's thread adds to it
+        known = self._computed
         newest = next(reversed(known), NO_EPOCH)
         epochs = {*range(newest - REPORTED_DIGESTS + 1, newest + 1), *self._requested}
         return {epoch: known[epoch] for epoch in sorted(epochs) if epoch in known}
 
-    def _problem(self, components: TaskComponents | None) -> TaskProblem | None:
-        problem = self._failure or next(iter(self._problems.copy().values()), None)
+    def _problem(self, parts: Parts | None) -> TaskProblem | None:
+        problem = self._failure or next(iter(self._problems.values()), None)
         fetch = self.fetch
-        slow = self.startup_delay() if self.startup_delay is not None else None
-        if problem is None and slow is not None:
-            problem = TaskProblem(message=slow)
         if problem is None and fetch is not None and fetch.problem is not None:
             problem = TaskProblem(
                 message=f"part of the state is not fetched yet: {fetch.problem}",
-                saving=components is not None,  # after the start, checkpoints wait for it
+                saving=parts is not None,  # after the start, checkpoints wait for it
             )
-        if problem is not None or components is None:
-            return problem
-        for message in (components.inputs.problem(), components.sinks.problem()):
-            if message:
-                return TaskProblem(message=message)
-        message = components.saver.problem
-        return TaskProblem(message=message, saving=True) if message else None
+        if problem is None and parts is not None:
+            if (message := parts.sinks.problem()) is not None:
+                problem = TaskProblem(message=message)
+            elif (message := self._saver.problem) is not None:
+                problem = TaskProblem(message=message, saving=True)
+        if problem is None and self.ports is not None:
+            problem = self.ports.problem()
+        return problem

@@ -1,11 +1,11 @@
 """All that one task decides, as one state machine: what happened is a method, which returns
 effects. Pure.
 
-It combines the cores of the supervisor, loop, saver, sinks, polls and status. The process of a task
-drives each of them from its own thread; a simulator drives all of them through this one. It
-connects them: when the log grows the sinks write it, when the loop reaches a checkpoint the saver
-saves it, when sinks progress the log is truncated. The streams that it reads are
-inside, in `streams`; a source is outside: it answers `TakeEpochs`.
+It combines the cores of the supervisor, loop, saver, sinks, polls and status, and connects them:
+when the log grows the sinks write it, when the loop reaches a checkpoint the saver saves it, when
+sinks progress the log is truncated. The streams that it reads are inside, in `streams`; a source is
+outside: it answers `TakeEpochs`. The process of a task and a simulator run it with ports of their
+own, which perform its effects.
 
 Design: docs/decisions/0045-task-core.md.
 """
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
-from rekindle.errors import NotDeterministic, RekindleError
+from rekindle.errors import NotDeterministic, OperatorRefused, RekindleError
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
@@ -41,8 +41,17 @@ from rekindle.task.core.loop import (
     TakeEpochs,
     TentativeCompleted,
 )
-from rekindle.task.core.messages import CallSink, RefusePoll, Respond, TaskEffect, TaskSettings
-from rekindle.task.core.parts import InputPositions, LogPositions, Parts, SaverAdapter, Sinks
+from rekindle.task.core.messages import (
+    CallSink,
+    EndComparison,
+    RefusePoll,
+    Respond,
+    ServeStreamSinks,
+    StopSink,
+    TaskEffect,
+    TaskSettings,
+)
+from rekindle.task.core.parts import LogPositions, Parts, Sinks
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.problems import SetProblem
@@ -55,12 +64,13 @@ from rekindle.task.core.sink import (
     assignment_changes,
 )
 from rekindle.task.core.start import StartCore, StartEffect
-from rekindle.task.core.status import TaskComponents, TaskStatus
+from rekindle.task.core.status import TaskStatus
 from rekindle.task.core.streams import InputEffect, InputEvent, StreamsCore
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
     DiscardLog,
     EndProcess,
+    ProcessPhase,
     ReportDigests,
     RouteInputs,
     RunLoop,
@@ -76,16 +86,20 @@ from rekindle.task.state import TaskState
 
 
 class TaskCore:
-    """One boot of a task. `now` is Unix time in seconds."""
+    """One boot of a task. `now`: seconds of a clock that never goes back."""
 
-    def __init__(self, settings: TaskSettings) -> None:
-        self.inputs = InputPositions()
+    def __init__(
+        self, settings: TaskSettings, unix_time: Callable[[], float] | None = None
+    ) -> None:
+        """`unix_time`: in seconds, for the lag; the time of the newest event if it is not given."""
         self.start = StartCore()
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
         self.lending = LendingCore(settings.boot_id, self.saver.snapshots)
         self.parts: Parts | None = None
+        self.streams: StreamsCore | None = None  # once they are read; None if it reads a source
+        self._serves_stream_sinks = False
         self._settings = settings
         self._now = 0.0
         self._take_request: TakeEpochs | None = None  # of the loop, which the streams answer
@@ -94,9 +108,10 @@ class TaskCore:
             settings.boot_id,
             settings.origin_us,
             settings.epoch_interval_us,
-            self._clock,
+            unix_time or self._clock,
+            self.saver,
+            self.lending,
         )
-        self.status.lending = self.lending
 
     def _clock(self) -> float:
         return self._now
@@ -112,11 +127,24 @@ class TaskCore:
         if (parts := self.parts) is not None:
             times.append(parts.loop.wake_at)
             times += [sink.wake_at for sink in parts.sinks.cores.values()]
-            if parts.streams is not None:
-                times.append(parts.streams.wake_at)
+            if self.streams is not None:
+                times.append(self.streams.wake_at)
         return min([at for at in times if at is not None], default=None)
 
+    def may_write(self, assigned: SinkAssignment, epoch: int) -> bool:
+        """Whether a sink may write an epoch; it may none once it is stopped."""
+        core = self.parts.sinks.cores.get(assigned.query) if self.parts is not None else None
+        return core is not None and core.assigned == assigned and core.may_write(epoch)
+
+    def sinks_have_written(self, through: int) -> bool:
+        """Whether all sinks are durable through an epoch, or as far as they may write."""
+        return all(
+            core.next_epoch > through or not core.may_write(core.next_epoch)
+            for core in self._sink_cores()
+        )
+
     def response(self) -> PollResponse:
+        self._report_streams()
         return self.status.response(self.polls.fence).model_copy(
             update={
                 "topology": self._settings.identity.topology,
@@ -132,7 +160,7 @@ class TaskCore:
         try:
             changed = self.polls.accept(poll)
         except PollRefused as refused:
-            return [RefusePoll(refused.status, str(refused))]
+            return [RefusePoll(refused.status, refused.reason)]
         effects: list[TaskEffect] = [Respond(self.response())]
         if self.status.phase is TaskPhase.FAILED:
             effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
@@ -146,11 +174,23 @@ class TaskCore:
 
     def start_step_succeeded(self, now: float) -> list[TaskEffect]:
         self._now = now
+        if self.supervisor.phase is not ProcessPhase.STARTING:
+            return []
         return self._apply_start_effects(self.start.step_succeeded(now))
 
     def start_step_failed(self, problem: TaskProblem, now: float) -> list[TaskEffect]:
         self._now = now
+        if self.supervisor.phase is not ProcessPhase.STARTING:
+            return []
         return self._apply_start_effects(self.start.step_failed(problem, now))
+
+    def streams_opened(self, next_epoch: int, watermark: int, now: float) -> list[TaskEffect]:
+        """The streams are read from an epoch on, before the task is restored. `watermark`: after
+        the epoch before."""
+        self._now = now
+        assert self._settings.consistency is not None, "it reads streams"
+        self.streams = StreamsCore(self._settings.consistency, next_epoch, watermark)
+        return []
 
     def restored(
         self,
@@ -161,28 +201,27 @@ class TaskCore:
         *,
         compare_files_from: int | None = None,
         complete: bool = True,
+        sizes: CallSizes | None = None,
     ) -> list[TaskEffect]:
         """State, inputs, engine and log are ready; the log holds `log_base` to `log_last`.
         `complete`: none of the state has to be fetched; otherwise `state_complete` follows.
         `compare_files_from`: the first epoch of which an earlier boot may have written a wrong
-        file; None: it has not."""
+        file; None: it has not. `sizes`: of calls, if not those of the memory alone."""
         self._now, settings = now, self._settings
-        if self.supervisor.ended:
+        if self.supervisor.phase is not ProcessPhase.STARTING:
             return []
         log = LogPositions(log_base, log_last)
-        streams = None
-        if settings.consistency is not None:
-            streams = StreamsCore(settings.consistency, state.epoch + 1, state.watermark)
+        if settings.consistency is not None and self.streams is None:
+            self.streams_opened(state.epoch + 1, state.watermark, now)
         loop = LoopCore(
             state,
             settings.checkpoint_interval_epochs,
-            CallSizes.of(settings.memory),
-            takes_again=streams is not None,
+            sizes or CallSizes.of(settings.memory),
+            takes_again=self.streams is not None,
         )
         sinks = Sinks(state.epoch, compare_files_from)
-        self.parts = Parts(log, loop, sinks, streams)
-        self.status.engine_epoch = state.epoch
-        self.status.components = TaskComponents(log, self.inputs, sinks, SaverAdapter(self.saver))
+        self.parts = Parts(log, loop, sinks)
+        self.status.parts = self.parts
         self.status.step(TaskEvent.STARTED)
         restored = self.saver.state_complete if complete else self.saver.state_incomplete
         if complete:
@@ -203,17 +242,29 @@ class TaskCore:
     def head_advanced(self, head: int, now: float) -> list[TaskEffect]:
         """`head`: the newest epoch that time, or the upstreams, have released."""
         self._now = now
-        self.inputs.newest = head
+        self.status.head = head
         return self._update_phase()
 
     def heads_checked(self, heads: Sequence[int], now: float) -> list[TaskEffect]:
         """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none
         has responded. Repeated; only for a task that reads streams: they decide, before it is Live,
         whether an input is missing."""
-        self._now, streams = now, self._streams()
+        self._now, streams = now, self.streams
         if streams is None:
             return []
         return self._apply_input_effects(streams.check_heads(heads, now))
+
+    def contradiction_found(self, epoch: int, message: str, now: float) -> list[TaskEffect]:
+        """An earlier boot may have served another result for an epoch that is appended now."""
+        self._now = now
+        self.status.contradicted(epoch, message)
+        return []
+
+    def problem_changed(self, problem: SetProblem, now: float) -> list[TaskEffect]:
+        """Of a part that has no core."""
+        self._now = now
+        self.status.set_problem(problem.subject, problem.problem)
+        return []
 
     def log_truncated(self, base: int, now: float) -> list[TaskEffect]:
         self._now = now
@@ -271,8 +322,8 @@ class TaskCore:
         if self.parts is not None and not self.supervisor.ended:
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
             effects += self._step_streams(StreamsCore.woken)
-            for core in self._sink_cores():
-                effects += _sink_calls(core, core.woken(self._now))
+        for core in self._sink_cores():  # until the end, which waits for them
+            effects += _sink_calls(core, core.woken(self._now))
         return effects
 
     # -- the supervisor --------------------------------------------------------------------------
@@ -300,9 +351,7 @@ class TaskCore:
             case SetCommittedEntry():
                 return self._record_committed(effect)
             case StopSinks():
-                if self.parts is not None:
-                    self.parts.sinks.cores.clear()
-                return []
+                return self._stop_sinks()
             case EndProcess():
                 self.status.step(TaskEvent.STOP_REQUESTED)
                 return [effect]
@@ -328,15 +377,16 @@ class TaskCore:
         for effect in start_effects:
             if isinstance(effect, SetProblem):
                 self.status.set_problem(effect.subject, effect.problem)
-            else:
-                effects.append(effect)
+            effects.append(effect)
         return effects
 
     def _truncate(self) -> list[TaskEffect]:
         if self.parts is None:
             return []
+        ended: list[TaskEffect] = [EndComparison()] if self.parts.sinks.end_comparison() else []
         durable = [core.next_epoch - 1 for core in self._sink_cores()]
-        return self._apply_supervisor_effects(self.supervisor.sinks_progressed(durable, self._now))
+        progressed = self.supervisor.sinks_progressed(durable, self._now)
+        return [*ended, *self._apply_supervisor_effects(progressed)]
 
     # -- the loop --------------------------------------------------------------------------------
 
@@ -351,14 +401,15 @@ class TaskCore:
                     effects.append(effect)
                 case SetProblem(subject, problem):
                     self.status.set_problem(subject, problem)
+                    effects.append(effect)
                 case EpochComputed(epoch, digest, chained):
                     log = self._started().log
                     log.last = max(log.last, epoch)
                     self.status.computed(epoch, digest, chained)
-                case CallCompleted(epochs, took_s):
-                    self.status.processed(epochs[-1].epoch, took_s)
-                    effects += self._update_phase()
                     effects += self._log_grew()
+                case CallCompleted(epochs, took_s):
+                    self.status.processed(took_s)
+                    effects += self._update_phase()
                     effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():
                     effects += self._tentative_completed(effect)
@@ -373,27 +424,27 @@ class TaskCore:
 
     def _request_epochs(self, request: TakeEpochs) -> list[TaskEffect]:
         """If the task reads streams, they answer the loop, as soon as they can."""
-        if self._started().streams is None:
+        if self.streams is None:
             return [request]
         self._take_request = request
         return self._give_epochs()
 
     def _give_epochs(self) -> list[TaskEffect]:
         """Give the loop the epochs that it has requested, if the streams have them."""
-        parts, request = self._started(), self._take_request
-        if parts.streams is None or request is None or not parts.streams.may_take:
+        streams, request = self.streams, self._take_request
+        if streams is None or request is None or not streams.may_take:
             return []
-        taken = parts.streams.take(request.bounds)
+        taken = streams.take(request.bounds)
         if taken is None:
             return []
         self._take_request = None
-        return self._apply_loop_effects(taken(parts.loop, self._now))
+        return self._apply_loop_effects(taken(self._started().loop, self._now))
 
     def _stable_processed(self, through: int) -> list[TaskEffect]:
         return self._step_streams(lambda streams, now: streams.stable_processed(through, now))
 
     def _step_streams(self, happened: InputEvent) -> list[TaskEffect]:
-        streams = self._started().streams
+        streams = self.streams
         if streams is None:
             return []
         try:
@@ -402,7 +453,7 @@ class TaskCore:
             return self._give_up(error)
 
     def _tentative_completed(self, completed: TentativeCompleted) -> list[TaskEffect]:
-        streams = self._streams()
+        streams = self.streams
         assert streams is not None, "only streams give tentative epochs"
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
@@ -410,31 +461,30 @@ class TaskCore:
         return self._apply_input_effects(streams.tentative_processed(attempt, epoch, self._now))
 
     def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
-        streams, boot = self._streams(), self._settings.boot_id
-        if streams is None:
+        streams, boot = self.streams, self._settings.boot_id
+        if streams is None or self.parts is None:
             return []
         return self._apply_input_effects(streams.update_partner(poll.partner, boot, self._now))
 
     def _update_phase(self) -> list[TaskEffect]:
         """Once the task is Live, its output may be tentative."""
         self.status.update_phase()
-        streams = self._streams()
+        streams = self.streams
         if streams is None or self.status.phase is not TaskPhase.LIVE:
             return []
         return self._apply_input_effects(streams.allow_tentative(self._now))
 
     def _apply_input_effects(self, input_effects: Sequence[InputEffect]) -> list[TaskEffect]:
-        streams = self._streams()
-        assert streams is not None, "these are effects of streams"
-        names = self._settings.input_names
+        return [*input_effects, *self._give_epochs()]
+
+    def _report_streams(self) -> None:
+        streams, names = self.streams, self._settings.input_names
+        if streams is None or self.parts is None:
+            return
         missing = sorted({names[channel.input] for channel in streams.missing()})
         self.status.set_consistency(
             streams.state, streams.tentative_epoch, missing, streams.partner
         )
-        return [*input_effects, *self._give_epochs()]
-
-    def _streams(self) -> StreamsCore | None:
-        return self.parts.streams if self.parts is not None else None
 
     def _log_grew(self) -> list[TaskEffect]:
         effects, last = list[TaskEffect](), self._started().log.last
@@ -443,9 +493,16 @@ class TaskCore:
         return effects
 
     def _give_up(self, error: Exception) -> list[TaskEffect]:
-        epoch = self.parts.loop.state.epoch + 1 if self.parts is not None else None
-        segment = self._settings.ref.segment
-        self.status.fail(TaskProblem(message=str(error), where=segment, epoch=epoch))
+        if self.supervisor.ended:
+            return []  # an end may break off a call
+        self.status.fail(
+            TaskProblem(
+                message=str(error) or repr(error),
+                where=self._settings.segment_name or self._settings.ref.segment,
+                epoch=self.parts.loop.state.epoch + 1 if self.parts is not None else None,
+                wrong_definition=error.operator if isinstance(error, OperatorRefused) else None,
+            )
+        )
         permanent = isinstance(error, NotDeterministic)
         return self._apply_supervisor_effects(self.supervisor.task_failed(permanent, self._now))
 
@@ -463,11 +520,26 @@ class TaskCore:
         ):
             match change:
                 case StopWriter(query):
-                    del parts.sinks.cores[query]
+                    effects.append(StopSink(parts.sinks.cores.pop(query).assigned))
                 case StartWriter(assigned):
                     core = parts.sinks.start(assigned, through)
                     effects += _sink_calls(core, core.log_grew(parts.log.last, self._now))
-        return effects
+        return [*effects, *self._serve_stream_sinks(through, wanted)]
+
+    def _serve_stream_sinks(
+        self, through: int | None, wanted: Sequence[SinkAssignment]
+    ) -> list[TaskEffect]:
+        served = tuple(sink for sink in wanted if sink.sink.stream is not None)
+        if not served and not self._serves_stream_sinks:
+            return []
+        self._serves_stream_sinks = bool(served)
+        return [ServeStreamSinks(through, served)]
+
+    def _stop_sinks(self) -> list[TaskEffect]:
+        stopped: list[TaskEffect] = [StopSink(core.assigned) for core in self._sink_cores()]
+        if self.parts is not None:
+            self.parts.sinks.cores.clear()
+        return [*stopped, *self._serve_stream_sinks(None, ())]
 
     def _started(self) -> Parts:
         assert self.parts is not None, "the task has not been restored"

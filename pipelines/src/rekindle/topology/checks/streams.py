@@ -53,10 +53,13 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         return Stream(None, node.event_time.column if node.event_time else None, node.partitions)
     for field in schema:
         problems += _reserved(field.name, f"{path}.schema")
+    declared = schema
     schema = _with_added_columns(node, schema, path, problems)
     event_time = node.event_time.column if node.event_time else None
     if node.event_time is not None and node.event_time.expression is not None:
-        problems += _check_expression(node, node.event_time, schema, f"{path}.eventTime")
+        is_live = any(options is not None and options.is_live for options in node.kinds.values())
+        raw = declared if is_live else schema  # a live source computes it from the values alone
+        problems += _check_expression(node, node.event_time, schema, raw, f"{path}.eventTime")
         if event_time not in schema.names:
             schema = schema.append(Field(node.event_time.column, Scalar.TIMESTAMP))
     elif event_time is not None:
@@ -96,9 +99,10 @@ def _taken(name: str, schema: Schema) -> str | None:
 
 
 def _check_expression(
-    node: SourceSpec, event_time: EventTimeSpec, schema: Schema, path: str
+    node: SourceSpec, event_time: EventTimeSpec, schema: Schema, raw: Schema, path: str
 ) -> Iterator[Problem]:
-    """Problems of an event time that is computed from the columns of `schema`."""
+    """Problems of an event time that is computed from the columns of `raw`, and added to those of
+    `schema`."""
     if any(options is not None and not options.has_raw_columns for options in node.kinds.values()):
         what = "only a source of files or kafka can compute event time from columns"
         yield Problem(f"{path}.expression", "InvalidValue", what, "leave it out")
@@ -111,7 +115,7 @@ def _check_expression(
         hint = "rename the computed column, or leave expression out"
         yield Problem(f"{path}.column", "DuplicateColumn", what, hint)
     try:
-        parse_event_time(event_time.expression or "", schema)
+        parse_event_time(event_time.expression or "", raw)
     except InvalidSql as error:
         yield from (p.at(f"{path}.expression") for p in error.problems)
 
