@@ -50,12 +50,12 @@ def epochs_of(drawn: Sequence[tuple[list[Row], int]]) -> list[tuple[list[Row], M
     return result
 
 
-def partials_of(epochs: Sequence[tuple[list[Row], Mark]]) -> pa.Table:
+def partials_of(epochs: Sequence[tuple[list[Row], Mark]], gap: int = GAP) -> pa.Table:
     """One row for each group and pane of an epoch, as Spark aggregates them."""
     groups: dict[tuple[int, str | None, int], list[tuple[int, float]]] = {}
     for found, (epoch, _, _) in epochs:
         for key, time, value in found:
-            groups.setdefault((epoch, key, time - time % GAP), []).append((time, value))
+            groups.setdefault((epoch, key, time - time % gap), []).append((time, value))
     columns: dict[str, list[Any]] = {
         "__k0": [],
         "__w": [],

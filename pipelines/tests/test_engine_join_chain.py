@@ -6,13 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+import yaml
 from joined_rows import history, inputs_of, oracle, topology, written
 from spark_parts import StartSession
 
 from rekindle.engine.model import EpochOutput, State
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import END_OF_INPUT, EpochInput
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochInput
+from rekindle.topology.compile import compile_topology
+from rekindle.topology.load import load_spec
+from rekindle.topology.model import Topology
 
 pytest.importorskip("pyspark")
 
@@ -127,3 +132,71 @@ def test_epochs_without_pairs_run_no_job(session: Any) -> None:
     rows: list[tuple[Any, Any, int]] = [([("a", 1, 0)], [("b", 1, 0)], 1)]
     chain.process(State(), inputs_of(history(rows)))
     assert chain.jobs == 0
+
+
+TIME = pa.timestamp("us", "UTC")
+
+
+def compiled_of(sources: dict[str, str], operators: str, last: str) -> Topology:
+    texts = "".join(
+        f"""
+- name: {name}
+  schema: "{schema}"
+  eventTime: {{column: t}}
+  files: {{url: "file:///in", format: parquet, orderBy: t, rowsPerSecond: 1}}"""
+        for name, schema in sources.items()
+    )
+    spec = f"""
+checkpoint: {{store: "file:///store"}}
+sources:{texts}
+operators:{operators}
+queries:
+- {{name: q, from: {last}, sink: {{files: {{url: "file:///out"}}}}}}
+"""
+    return compile_topology(load_spec(yaml.safe_load(spec)), "test", skip_cluster_checks=True)
+
+
+def test_all_columns_of_an_input_are_in_its_order(session: Any) -> None:
+    compiled = compiled_of(
+        {"o": "x BIGINT, t TIMESTAMP, y BIGINT", "p": "y BIGINT, t TIMESTAMP"},
+        """
+- {name: both, inputs: [o, p], join: {type: Semi, "on": "o.y = p.y", within: 5us}}
+- {name: twice, inputs: [both], sql: "SELECT * FROM both UNION ALL SELECT x, t, y FROM both"}""",
+        "twice",
+    )
+    chain = SparkChain(compiled.segments[-1], compiled, session)
+    left = pa.table({"x": [1], "t": pa.array([10], TIME), "y": [100]})
+    right = pa.table({"y": [100], "t": pa.array([10], TIME)})
+    result = chain.process(State(), [EpochInput(0, NO_WATERMARK, 20, (left, right))])
+    rows = result.outputs[0].rows.drop_columns(["t"]).to_pylist()
+    assert rows == [{"x": 1, "y": 100}] * 2
+
+
+def test_a_pair_with_the_end_of_a_window_is_not_late_behind_the_join(session: Any) -> None:
+    """Its other row is as late as it may be."""
+    compiled = compiled_of(
+        {"o": "k BIGINT, t TIMESTAMP", "p": "k BIGINT, t TIMESTAMP"},
+        """
+- {name: a, inputs: [o], keyBy: [k], window: {size: 10us, groupBy: [k], aggregate: "count(*) AS n"}}
+- name: both
+  inputs: [a, p]
+  join: {"on": "a.k = p.k", before: 0us, after: 5us, select: "a.window_end, p.t"}
+- {name: counted, inputs: [both], window: {size: 10us, aggregate: "count(*) AS c"}}""",
+        "counted",
+    )
+    chain = SparkChain(compiled.segments[-1], compiled, session)
+    start, end = pa.array([0], TIME), pa.array([10], TIME)
+    window = pa.table({"window_start": start, "window_end": end, "k": [1], "n": [1]})
+    first, last = (pa.table({"k": [1], "t": pa.array([at], TIME)}) for at in (14, 15))
+    nothing = window.slice(1)
+    result = chain.process(
+        State(),
+        [
+            EpochInput(0, NO_WATERMARK, 15, (window, first)),
+            EpochInput(1, 15, 15, (nothing, last)),
+            EpochInput(2, 15, 100, (nothing, last.slice(1))),
+        ],
+    )
+    counts = [row["c"] for output in result.outputs for row in output.rows.to_pylist()]
+    assert counts == [2]
+    assert chain.dropped["counted"].late == 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from session_parts import (
 from test_checkpoints_manifests import MemoryObjects
 
 from rekindle.checkpoints import StateStore, Store
+from rekindle.engine import session_state
 from rekindle.engine.model import State
 from rekindle.engine.session_state import advance
 from rekindle.engine.state import compaction, reading, spill
@@ -199,6 +201,27 @@ def test_many_groups_close_in_portions(tmp_path: Path, monkeypatch: pytest.Monke
     done = advance(SHAPE, GAP, state, BEGIN_OF_PANES, None, [(1, -100, END_OF_INPUT)], files)
     assert [s[2] for s in sessions_of(done.closed)] == sorted(n % 30 for n in range(5000))
     assert done.state.is_empty
+
+
+@given(st.integers(-(2**62), 2**62), st.integers(1, 2**40))
+def test_the_most_even_number_is_in_the_range(after: int, more: int) -> None:
+    (found,) = session_state._most_even(after, np.array([after + more], dtype=np.int64)).tolist()
+    assert after < found <= after + more
+    bit = 2 * (found & -found)  # the next number with more zeros
+    assert not bit or (after // bit + 1) * bit > after + more
+
+
+def test_rows_that_are_always_late_are_merged() -> None:
+    """By half a gap, so that the cutoff is in their pane half of the time."""
+    gap, state, before = 10_000, EMPTY, NO_WATERMARK
+    for now in range(0, 40_000, 50):
+        rows: list[Row] = [("a", now - gap // 2, 1.0)]
+        mark = (now, before, now)
+        partials = partials_of([(rows, mark)], gap)
+        state = advance(SHAPE, gap, state, BEGIN_OF_PANES, partials, [mark]).state
+        before = now
+        if now % 500 == 0:
+            assert compact_all(SHAPE.run_shape, state).rows < 20
 
 
 def test_groups_of_a_first_epoch_are_read_at_once() -> None:

@@ -12,8 +12,8 @@ all that it is chained to, if their last event time is at or before the cutoff. 
 intervals that the cutoff passes are read, with those of their groups that follow: those of sessions
 that close are results, and the others are added to the interval that they are chained to. What the
 cutoff has passed is dead. So the table has what was added in the last gap of event time, however
-long sessions are. Rows that come for a pane that the cutoff is in are an interval of their own,
-whose pane begins after the cutoff: they must not be added to what is dead.
+long sessions are. Rows that come for a pane that the cutoff is in get a pane that begins within it,
+after the cutoff and not after their last event time: they must not be added to what is dead.
 
 An interval of an epoch is late if it is chained to nothing that is after the cutoff before its
 epoch. A session is written once: a row that is not late but within the gap of one that is closed
@@ -177,8 +177,9 @@ class _Epoch:
         return us - us % self._gap_us
 
     def _with_panes_after_cutoff(self, rows: pa.Table) -> pa.Table:
-        lowest = max(self._cutoffs.after + 1, self._state.first_live_pane_us)
-        panes = np.maximum(int64s(rows.column(PANE)), lowest)
+        panes, after = int64s(rows.column(PANE)), self._cutoffs.after
+        within = _most_even(after, int64s(rows.column(LAST)))
+        panes = np.maximum(np.where(panes > after, panes, within), self._state.first_live_pane_us)
         return rows.set_column(0, PANE, pa.array(panes))
 
     def _hashes_of_passed(self) -> Sequence[Uint64s]:
@@ -231,6 +232,15 @@ class _Epoch:
         """One row for each session with chosen rows: their left fold; `__w` is its number."""
         of_session = rows.filter(pa.array(chosen))
         return fold(self._shape, [of_session.set_column(0, PANE, pa.array(session[chosen]))])
+
+
+def _most_even(after: int, times: Int64s) -> Int64s:
+    """Of the numbers after `after` and through each time, the one that ends with the most binary
+    zeros. While the cutoff advances, most rows get the same one, so that they are merged."""
+    differ = (times ^ np.int64(after)).view(np.uint64)
+    for shift in (1, 2, 4, 8, 16, 32):
+        differ = differ | (differ >> np.uint64(shift))
+    return times & ~(differ >> np.uint64(1)).view(np.int64)
 
 
 def _sessions(group: Int64s, first: Int64s, last: Int64s, gap_us: int) -> Int64s:

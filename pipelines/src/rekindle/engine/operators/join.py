@@ -85,7 +85,8 @@ class Side:
 
     input: str
     time: str
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # in the table: keys first
+    used: tuple[str, ...]  # the same once each, in the order of the input
     shape: RunShape
     early_us: int
     late_us: int
@@ -104,7 +105,7 @@ class Side:
         times = rows.column(self.time).cast(pa.int64())
         timed = times.is_valid().to_numpy()
         microseconds = pc.fill_null(times, 0).to_numpy()
-        timed &= np.abs(microseconds) < MAX_TIME_US
+        timed &= (microseconds > -MAX_TIME_US) & (microseconds < MAX_TIME_US)
         late = timed & (microseconds < int64s(rows.column(LATE_BEFORE)))
         kept = timed & ~late
         keys = self.columns[: len(self.shape.keys)]
@@ -359,12 +360,18 @@ def open_join(
         early, late = (
             (bounds.before_us, bounds.after_us) if at == 0 else (bounds.after_us, bounds.before_us)
         )
-        sides.append(Side(of_input.name, of_input.event_time, columns, shape, early, late))
+        used = tuple(name for name in schema.names if name in columns)
+        sides.append(Side(of_input.name, of_input.event_time, columns, used, shape, early, late))
     left, right = sides
     _check_keys(node, left, right)
     time = kind.event_time(analysis, event_times)
     copied = analysis.copies[time] if time is not None else None
-    delays = (left.late_us, right.late_us)
+    # The end of a window is above the watermark, and other times at least at it: a window behind
+    # takes away 1 us of an end (`rekindle.engine.operators.window`), which a pair may not have.
+    delays = [
+        side.late_us + of_input.at_window_end
+        for side, of_input in zip(sides, of_inputs, strict=True)
+    ]
     operator = JoinOperator(
         node,
         kind.spec.type,
@@ -392,9 +399,9 @@ def _check_keys(node: Node, left: Side, right: Side) -> None:
 
 def _fields(prefix: str, side: Side) -> str:
     """Names and values of a struct of a side's columns."""
-    places = {name: at for at, name in reversed([*enumerate(side.columns)])}  # a key may be twice
-    texts = {name.replace("\\", "\\\\").replace("'", "\\'"): at for name, at in places.items()}
-    return ", ".join(f"'{text}', __{prefix}{at}" for text, at in texts.items())
+    texts = {name: name.replace("\\", "\\\\").replace("'", "\\'") for name in side.used}
+    places = {name: side.columns.index(name) for name in side.used}
+    return ", ".join(f"'{texts[name]}', __{prefix}{places[name]}" for name in side.used)
 
 
 def _marks(at: int) -> str:

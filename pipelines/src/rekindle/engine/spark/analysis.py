@@ -59,7 +59,10 @@ class Analyzer:
         if has_state(node):
             operator = self.operator(node)
             views = {view_name(operator): pa.schema([system, *operator.output])}
-            return self._analyze_sql(operator.select([EPOCH]), views, node.name, row_wise=True)
+            found = self._analyze_sql(operator.select([EPOCH]), views, node.name, row_wise=True)
+            # UNION ALL and sinks go by position.
+            assert found.names == list(node.schema.names), f"{node.name}: {found.names}"
+            return found
         step = Step(begin=None, sql_nodes=(node,), end=None)
         text = step_sql(step, node.inputs, Aggregation.SORTED)
         assert text is not None, "it has an sql node"
