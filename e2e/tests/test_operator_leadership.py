@@ -84,5 +84,8 @@ def test_a_leader_that_is_ended_gives_the_leadership_back(
     leader.process.terminate()
     assert leader.process.wait(10) == 0
     holder = ("get", "lease", "rekindle-operator", "-o", "jsonpath={.spec.holderIdentity}")
-    assert plane.kubectl(*holder) == ""
-    assert leader.unexpected_lines() == []
+    lines = leader.unexpected_lines()
+    if plane.kubectl(*holder):  # a renewal was under way for longer than the end waits
+        assert ["the Lease could not be released" in line for line in lines] == [True]
+    else:
+        assert lines == []
