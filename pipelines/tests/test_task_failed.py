@@ -306,6 +306,22 @@ def test_time_passes_while_the_log_is_truncated(truncating: SlowTruncation) -> N
     assert truncating.ended == [0]
 
 
+def test_suspect_epochs_are_not_served_until_a_truncation_or_a_call_ends(
+    truncating: SlowTruncation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = truncating.runtime
+    streams = runtime._stream_sinks
+    assert streams is not None
+    assert streams._server is not None
+    monkeypatch.setattr(runtime._engine_thread, "join", truncating.released.wait)
+    recompute = {"recompute": runtime.core.response().boot_id}
+    runtime.polls.poll(truncating.poll.model_copy(update=recompute))
+    eventually(lambda: streams._server is None, 5)
+    assert not truncating.released.is_set()
+    truncating.end()
+    assert truncating.ended == [0]
+
+
 def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -449,6 +449,8 @@ class TaskRuntime:
         """Stop taking epochs, finish the running call, let the sinks write the log, stop Spark."""
         started, log, inputs = time.monotonic(), self._log, self.startup.inputs
         self._engine_calls.stop()
+        if self._stream_sinks is not None and not end.flush_s:
+            self._stream_sinks.stop()  # what is in the log may be wrong
         if self.startup.fetch is not None:
             self.startup.fetch.stop()  # the loop may wait for state to be fetched
         self._engine_thread.join(end.loop_s)
