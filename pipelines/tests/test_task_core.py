@@ -284,6 +284,26 @@ def test_stream_sinks_are_served_until_there_are_none() -> None:
     assert not [effect for effect in last if isinstance(effect, ServeStreamSinks)]
 
 
+def test_a_task_whose_streams_have_failed_reports_that_and_ends() -> None:
+    """Whatever happens after that raises nothing, since effects would be lost with it."""
+    made = TaskCore(
+        TaskSettings(REF, "boot", 4, 1_000_000, consistency=ConsistencySettings([[0, 1]]))
+    )
+    made.poll_received(poll(), 0.0)
+    made.restored(TaskState(-1, 0, State()), 0, -1, 0.0)
+    for replica in ("one", "other"):
+        different = EpochBatch("s", 0, 0, 0, RowsByDigest(replica), replica)
+        made.input_reported(
+            lambda s, now, b=different: s.batch_received(Channel(0, 0), b, now), 0.0
+        )
+    assert made.response().phase == "Failed"
+    assert made.heads_checked((0, 0), 1.0) == made.woken(1.0) == made.head_advanced(0, 1.0) == []
+    respond, end = made.poll_received(poll(), 2.0)
+    assert isinstance(respond, Respond)
+    assert isinstance(end, EndProcess)
+    assert made.heads_checked((0, 0), 3.0) == made.poll_received(poll(), 3.0)[1:] == []
+
+
 def test_streams_are_read_before_the_task_is_restored() -> None:
     task_core = TaskCore(
         TaskSettings(REF, "boot", 4, 1_000_000, consistency=ConsistencySettings([[0]]))

@@ -203,6 +203,14 @@ def test_a_task_in_order_finishes_its_call_and_its_sinks() -> None:
     assert (end.exit_status, end.loop_s, end.flush_s) == (0, CALL_TIMEOUT_S, FLUSH_TIMEOUT_S)
 
 
+def test_a_task_that_has_not_started_does_not_wait_for_its_engine() -> None:
+    core = SupervisorCore("boot")
+    core.poll_accepted(RESTORE, 0.0)
+    (end,) = core.stop_requested(1.0)
+    assert isinstance(end, EndProcess)
+    assert end.loop_s == 0
+
+
 def test_a_task_that_has_to_compute_again_discards_its_log() -> None:
     process = play(["restore", "start"])
     effects = process.accept(RESTORE.model_copy(update={"recompute": "boot"}))

@@ -268,6 +268,78 @@ def test_a_log_keeps_what_stream_sinks_retain_from_its_first_epoch_on(
     assert ended == [0]
 
 
+class SlowTruncation:
+    """Of a log some of whose files are in a store that does not respond."""
+
+    def __init__(self, config: TaskConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.released = threading.Event(), threading.Event()
+        self.ended: list[int] = []
+        monkeypatch.setattr(OutputLog, "truncate", self._truncate)
+        self.runtime = TaskRuntime(config)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        sink = SinkSpec.model_validate({"stream": {"retain": "1Mi"}})
+        self.poll = PollRequest(
+            topology="uid-1",
+            fence=1,
+            generation=1,
+            task=config.ref,
+            restore=RestorePoint(epoch=-1),
+            sinks=(SinkAssignment(query="q", from_epoch=0, sink=sink),),
+        )
+        self.runtime.polls.poll(self.poll)
+        eventually(lambda: self.runtime.polls.poll(self.poll).stable_epoch >= 3, 10)
+        self.poll = self.poll.model_copy(update={"floor": 2})
+        self.runtime.polls.poll(self.poll)
+        assert self.begun.wait(10)
+
+    def _truncate(self, floor: int) -> None:
+        self.begun.set()
+        self.released.wait(30)
+
+    def _run(self) -> None:
+        self.ended.append(self.runtime.run())
+
+    def end(self) -> None:
+        self.released.set()
+        self.runtime.stop()
+        self._thread.join(20)
+
+
+@pytest.fixture
+def truncating(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowTruncation]:
+    made = SlowTruncation(config_of(tmp_path), monkeypatch)
+    yield made
+    made.end()
+
+
+def test_time_passes_while_the_log_is_truncated(truncating: SlowTruncation) -> None:
+    def head() -> int:
+        return truncating.runtime.polls.poll(truncating.poll).head_epoch
+
+    before = head()
+    eventually(lambda: head() > before, 5)
+    assert not truncating.released.is_set()
+    truncating.end()
+    assert truncating.ended == [0]
+
+
+def test_suspect_epochs_are_not_served_until_a_truncation_or_a_call_ends(
+    truncating: SlowTruncation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = truncating.runtime
+    streams = runtime._stream_sinks
+    assert streams is not None
+    assert streams._server is not None
+    monkeypatch.setattr(runtime._engine_thread, "join", truncating.released.wait)
+    recompute = {"recompute": runtime.core.response().boot_id}
+    runtime.polls.poll(truncating.poll.model_copy(update=recompute))
+    eventually(lambda: streams._server is None, 5)
+    assert not truncating.released.is_set()
+    truncating.end()
+    assert truncating.ended == [0]
+
+
 def test_an_engine_that_does_not_stop_does_not_block_the_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

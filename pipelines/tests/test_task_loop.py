@@ -52,6 +52,22 @@ def test_a_call_ends_at_a_checkpoint_epoch(world: World) -> None:
     assert value_in_state(world.saved[0].operators, "sum") == sum(range(10))
 
 
+def test_deltas_are_joined_at_checkpoints_and_not_under_the_lock(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Polls wait for the lock."""
+    joined: list[tuple[int, bool]] = []
+
+    def with_joined_deltas(state: State) -> State:
+        joined.append((value_in_state(state, "sum"), world.process._stepping))
+        return State({**state.operators, "joined": state.operators["sum"]})
+
+    monkeypatch.setattr(State, "with_joined_deltas", with_joined_deltas)
+    world.run_to(25.0)
+    assert joined == [(sum(range(10)), False), (sum(range(20)), False)]
+    assert ["joined" in state.operators.operators for state in world.saved] == [True, True]
+
+
 def test_a_call_is_bounded_in_rows(tmp_path: Path) -> None:
     world = World(tmp_path, per_epoch=90_000)
     world.run_to(5)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from functools import partial
 
+import pytest
 from task_world import REF
 
-from rekindle.protocol import PollRequest, RestorePoint
+from rekindle.protocol import PollRequest, RestorePoint, TaskPhase
 from rekindle.task.core.messages import Respond, TaskEffect, TaskSettings
 from rekindle.task.core.start import RestoreState
-from rekindle.task.core.supervisor import RouteInputs
+from rekindle.task.core.supervisor import DiscardLog, EndProcess, RouteInputs
 from rekindle.task.core.task import TaskCore
 from rekindle.task.process import TaskProcess
 
@@ -24,8 +25,11 @@ class Recorded:
         self.core = TaskCore(TaskSettings(REF, "boot", 10, 1_000_000))
         self.process = TaskProcess(self.core, self._perform, lambda: self.effects.append(None))
         self.effects: list[type[TaskEffect] | None] = []  # None: the event has ended
+        self.fails_at: type[TaskEffect] | None = None
 
     def _perform(self, effect: TaskEffect) -> None:
+        if type(effect) is self.fails_at:
+            raise RuntimeError("can't start new thread")
         if isinstance(effect, RestoreState):
             self.process.tell(partial(self.core.poll_received, POLL))
         self.effects.append(type(effect))
@@ -55,14 +59,36 @@ def test_events_of_threads_are_told_one_after_another() -> None:
     assert effects == [Respond, RouteInputs, None] * (4 * polls)
 
 
-def test_an_event_that_fails_leaves_the_process_as_it_was() -> None:
+def test_an_event_that_fails_fails_the_task() -> None:
     recorded = Recorded()
 
     def fails(now: float) -> list[TaskEffect]:
         raise ValueError("a bug")
 
-    try:
+    with pytest.raises(ValueError, match="a bug"):
         recorded.process.tell(fails)
-    except ValueError:
+    assert recorded.core.status.phase is TaskPhase.FAILED
+    recorded.process.tell(partial(recorded.core.poll_received, POLL))
+    assert recorded.effects[-3:] == [Respond, EndProcess, None]
+
+
+def test_an_effect_that_fails_fails_the_task_after_the_other_effects() -> None:
+    recorded = Recorded()
+    recorded.fails_at = RestoreState
+    with pytest.raises(RuntimeError, match="can't start new thread"):
         recorded.process.tell(partial(recorded.core.poll_received, POLL))
-    assert Respond in recorded.effects
+    assert recorded.effects == [Respond, RouteInputs, None, None]
+    problem = recorded.core.response().problem
+    assert problem is not None
+    assert "can't start new thread" in problem.message
+
+
+def test_a_process_whose_effects_fail_ends() -> None:
+    recorded = Recorded()
+    recorded.process.tell(partial(recorded.core.poll_received, POLL))
+    recorded.fails_at = DiscardLog
+    with pytest.raises(RuntimeError):
+        recorded.process.tell(
+            partial(recorded.core.poll_received, POLL.model_copy(update={"recompute": "boot"}))
+        )
+    assert EndProcess in recorded.effects

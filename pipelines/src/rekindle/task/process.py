@@ -9,13 +9,17 @@ Design: docs/design/task.md#threads.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from rekindle.task.core.messages import TaskCoreEvent, TaskEffect
 from rekindle.task.core.task import TaskCore
+
+_log = logging.getLogger(__name__)
 
 
 class TaskProcess:
@@ -37,24 +41,43 @@ class TaskProcess:
         self._clock = clock
         self._events = deque[TaskCoreEvent]()
         self._stepping = False
+        self._error: Exception | None = None  # the first one since `tell` took the lock
 
     def tell(self, event: TaskCoreEvent) -> None:
         """Something has happened. An event that an effect leads to at once comes after the other
-        effects."""
+        effects. Raises the first error of the core or of an effect, once it has failed the task:
+        whichever thread told the event, no part waits for an effect that was not performed."""
         with self.lock:
+            self._events.append(event)
             if self._stepping:
-                self._events.append(event)
                 return
-            self._stepping = True
+            self._stepping, self._error = True, None
             try:
-                self._step(event)
                 while self._events:
                     self._step(self._events.popleft())
             finally:
                 self._stepping = False
-                self._events.clear()
+            if self._error is not None:
+                raise self._error
 
     def _step(self, event: TaskCoreEvent) -> None:
-        for effect in event(self._clock()):
-            self._perform(effect)
-        self._stepped()
+        try:
+            effects = event(self._clock())
+        except Exception as error:
+            self._fail(error)
+            return
+        for effect in effects:
+            try:
+                self._perform(effect)
+            except Exception as error:  # the others are performed: one may end the process
+                self._fail(error)
+        try:
+            self._stepped()
+        except Exception as error:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        _log.error("the task cannot continue", exc_info=error)
+        if self._error is None:
+            self._error = error
+            self._events.appendleft(partial(self.core.call_failed, error))

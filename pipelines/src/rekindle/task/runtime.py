@@ -1,9 +1,9 @@
 """The process of one task: its core, the ports that perform the core's effects, and its end.
 
-Threads: this one, which passes the time on to the core, truncates the log and serves stream sinks;
-the engine's, the control server's, one for all readers, one for all connections of the stream
-server and at most three in which it reads the log, one for each sink, those of Arrow Flight if it
-has a stream sink, and the saver's.
+Threads: this one, which passes the time on to the core; one that truncates the log and serves
+stream sinks; the engine's, the control server's, one for all readers, one for all connections of
+the stream server and at most three in which it reads the log, one for each sink, those of Arrow
+Flight if it has a stream sink, and the saver's.
 
 Design: docs/design/task.md.
 """
@@ -132,8 +132,9 @@ class TaskRuntime:
         )
         self.status = self.core.status
         self.process = TaskProcess(self.core, self._perform, self._stepped)
-        # What effects leave for this thread, which takes it in the next tick:
         self._end: EndProcess | None = None
+        # What effects leave for the thread of files, which is told by `_left`:
+        self._left = threading.Event()
         self._truncation: TruncateLog | None = None
         self._served: ServeStreamSinks | None = None
         self._comparison_ended = False
@@ -152,6 +153,8 @@ class TaskRuntime:
         self._engine_thread = threading.Thread(
             target=self._engine_calls.run, name="engine", daemon=True
         )
+        self._files_thread = threading.Thread(target=self._run_files, name="files", daemon=True)
+        self._files_stopping = False
         self._saver = CheckpointSaver(self.process, self._store)
         self.status.ports = self
         self.polls = PollHandler(self.process, fences, self.startup.event_times)
@@ -189,6 +192,7 @@ class TaskRuntime:
 
     def run(self) -> int:
         self._engine_thread.start()
+        self._files_thread.start()
         has_failed = False
         while (end := self._end) is None:
             try:
@@ -221,8 +225,6 @@ class TaskRuntime:
     def _tick(self) -> None:
         for event in self._found():
             self.process.tell(event)
-        if self._log is not None and self._stream_sinks is not None:
-            self._perform_later(self._log, self._stream_sinks)
         if self._lender is not None:
             self._lender.tick()
 
@@ -298,10 +300,13 @@ class TaskRuntime:
                 self._mark_log(effect)
             case TruncateLog():
                 self._truncation = effect
+                self._left.set()
             case ServeStreamSinks():
                 self._served = effect
+                self._left.set()
             case EndComparison():
                 self._comparison_ended = True
+                self._left.set()
             case EndProcess():
                 self._end = effect
             case _:
@@ -334,8 +339,21 @@ class TaskRuntime:
         if self._output is not None and self.core.streams is not None:
             self._output.enter(self.core.streams.state)
 
+    def _run_files(self) -> None:
+        """The thread of files. Only the newest truncation and assignment are performed."""
+        while self._left.wait() and not self._files_stopping:
+            self._left.clear()
+            log, streams = self._log, self._stream_sinks
+            assert log is not None, "the task has started"
+            assert streams is not None, "the task has started"
+            try:
+                self._perform_later(log, streams)
+            except Exception as error:
+                _log.exception("the task cannot continue")
+                self.process.tell(partial(self.core.call_failed, error))
+
     def _perform_later(self, log: OutputLog, streams: StreamSinks) -> None:
-        """In the first thread: what waits for files or for sockets."""
+        """What waits for files or for sockets."""
         with self.process.lock:
             served, self._served = self._served, None
             truncation, self._truncation = self._truncation, None
@@ -431,6 +449,8 @@ class TaskRuntime:
         """Stop taking epochs, finish the running call, let the sinks write the log, stop Spark."""
         started, log, inputs = time.monotonic(), self._log, self.startup.inputs
         self._engine_calls.stop()
+        if self._stream_sinks is not None and not end.flush_s:
+            self._stream_sinks.stop()  # what is in the log may be wrong
         if self.startup.fetch is not None:
             self.startup.fetch.stop()  # the loop may wait for state to be fetched
         if self.core.parts is not None:  # a step of the start may wait for the engine or the store
@@ -441,6 +461,9 @@ class TaskRuntime:
             )
         if self._sinks is not None:
             self._sinks.stop()
+        self._files_stopping = True
+        self._left.set()
+        self._files_thread.join(STOP_S / 5)  # a store may not respond
         if self._stream_sinks is not None:
             self._stream_sinks.stop()
         if self._lender is not None:

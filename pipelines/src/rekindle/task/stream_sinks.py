@@ -9,6 +9,7 @@ Design: docs/design/stream-sinks.md.
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class StreamSinks:
-    """The stream sinks of one task. Used by the supervisor's thread. `problem`: why nothing is
-    served."""
+    """The stream sinks of one task. Thread-safe. `problem`: why nothing is served."""
 
     def __init__(
         self, log: OutputLog, output: LiveOutput | None, address: str, identity: Identity
     ) -> None:
         self.problem: TaskProblem | None = None
+        self._lock = threading.RLock()
         self._log = log
         self._output = output
         self._address = address
@@ -50,17 +51,19 @@ class StreamSinks:
 
     def assign(self, through: int | None, sinks: Sequence[SinkAssignment]) -> None:
         """Serve these sinks, no epoch above `through` (None: all)."""
-        assigned = {s.query: s for s in sinks if s.sink.stream is not None}
-        if assigned != self._assigned or (assigned and self._server is None):
-            self._change(assigned, through)
-        for served in self._served.values():
-            if served.through != through:
-                served.limit(through)
+        with self._lock:
+            assigned = {s.query: s for s in sinks if s.sink.stream is not None}
+            if assigned != self._assigned or (assigned and self._server is None):
+                self._change(assigned, through)
+            for served in self._served.values():
+                if served.through != through:
+                    served.limit(through)
 
     def stop(self) -> None:
-        server, self._server = self._server, None
-        if server is not None:
-            server.stop()
+        with self._lock:
+            server, self._server = self._server, None
+            if server is not None:
+                server.stop()
 
     def _change(self, assigned: dict[str, SinkAssignment], through: int | None) -> None:
         self.retain(assigned.values())

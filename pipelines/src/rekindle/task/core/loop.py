@@ -47,11 +47,13 @@ class TakeEpochs:
 
 @dataclass(frozen=True, slots=True)
 class ProcessEpochs:
-    """`attempt`: of the tentative branch; 0: the stable one."""
+    """`attempt`: of the tentative branch; 0: the stable one. `for_checkpoint`: the state after
+    these epochs is one, and is to have its deltas joined."""
 
     operators: State
     epochs: Sequence[EpochInput]
     attempt: int = 0
+    for_checkpoint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +285,8 @@ class LoopCore:
 
     def _process_call(self) -> ProcessEpochs:
         if self._tentative is None:
-            return ProcessEpochs(self.state.operators, self._call)
+            for_checkpoint = self._is_checkpoint(self._call[-1])
+            return ProcessEpochs(self.state.operators, self._call, for_checkpoint=for_checkpoint)
         assert self._fork is not None, "the first epoch of a tentative branch forks the state"
         return ProcessEpochs(self._fork, self._call, self._tentative[0])
 
@@ -354,13 +357,14 @@ class LoopCore:
             self._taken.popleft()
         if self._takes_again:
             self._taken.clear()
-        is_checkpoint = (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
-        operators = self._operators.with_joined_deltas() if is_checkpoint else self._operators
-        self.state = TaskState(newest.epoch, newest.watermark, operators, self.chained)
+        self.state = TaskState(newest.epoch, newest.watermark, self._operators, self.chained)
         done: list[LoopEffect] = [CallCompleted(call, now - self._began)]
-        if is_checkpoint:
+        if self._is_checkpoint(newest):
             done.append(CheckpointReached(self.state))
         return [*done, *self._next_call(now)]
+
+    def _is_checkpoint(self, newest: EpochInput) -> bool:
+        return (newest.epoch + 1) % self._checkpoint_interval_epochs == 0
 
     # -- failures --------------------------------------------------------------------------------
 

@@ -267,15 +267,13 @@ class SupervisorCore:
         ]
 
     def _end(self, flush_s: float = FLUSH_TIMEOUT_S) -> list[SupervisorEffect]:
+        # Before that, the thread of the loop may wait for an engine that starts slowly.
+        loop_s = CALL_TIMEOUT_S if self.phase is ProcessPhase.RUNNING else 0.0
         self._enter(ProcessPhase.ENDED)
         if self._failed:
             abort = _ABORT_TIMEOUT_S
             return [EndProcess(exit_status=1, loop_s=abort, flush_s=0.0, saver_s=abort)]
-        return [
-            EndProcess(
-                exit_status=0, loop_s=CALL_TIMEOUT_S, flush_s=flush_s, saver_s=SAVER_TIMEOUT_S
-            )
-        ]
+        return [EndProcess(exit_status=0, loop_s=loop_s, flush_s=flush_s, saver_s=SAVER_TIMEOUT_S)]
 
     def _enter(self, phase: ProcessPhase) -> None:
         if phase not in NEXT[self.phase]:

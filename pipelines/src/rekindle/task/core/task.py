@@ -249,10 +249,8 @@ class TaskCore:
         """`heads`: the newest epoch that a replica of each channel has released, NO_EPOCH if none
         has responded. Repeated; only for a task that reads streams: they decide, before it is Live,
         whether an input is missing."""
-        self._now, streams = now, self.streams
-        if streams is None:
-            return []
-        return self._apply_input_effects(streams.check_heads(heads, now))
+        self._now = now
+        return self._step_streams(lambda streams, now: streams.check_heads(heads, now))
 
     def contradiction_found(self, epoch: int, message: str, now: float) -> list[TaskEffect]:
         """An earlier boot may have served another result for an epoch that is appended now."""
@@ -432,8 +430,12 @@ class TaskCore:
     def _give_epochs(self) -> list[TaskEffect]:
         """Give the loop the epochs that it has requested, if the streams have them."""
         streams, request = self.streams, self._take_request
+        if self.supervisor.phase is not ProcessPhase.RUNNING:
+            return []
         if streams is None or request is None or not streams.may_take:
             return []
+        if streams.error is not None:
+            return self._give_up(streams.error)
         taken = streams.take(request.bounds)
         if taken is None:
             return []
@@ -453,26 +455,27 @@ class TaskCore:
             return self._give_up(error)
 
     def _tentative_completed(self, completed: TentativeCompleted) -> list[TaskEffect]:
-        streams = self.streams
-        assert streams is not None, "only streams give tentative epochs"
         attempt, epoch = completed.attempt, completed.epoch
         if completed.failed:
-            return self._apply_input_effects(streams.leave_out(attempt, epoch, self._now))
-        return self._apply_input_effects(streams.tentative_processed(attempt, epoch, self._now))
+            return self._step_streams(lambda streams, now: streams.leave_out(attempt, epoch, now))
+        return self._step_streams(
+            lambda streams, now: streams.tentative_processed(attempt, epoch, now)
+        )
 
     def _update_partner(self, poll: PollRequest) -> list[TaskEffect]:
-        streams, boot = self.streams, self._settings.boot_id
-        if streams is None or self.parts is None:
+        boot = self._settings.boot_id
+        if self.parts is None or self.supervisor.ended:
             return []
-        return self._apply_input_effects(streams.update_partner(poll.partner, boot, self._now))
+        return self._step_streams(
+            lambda streams, now: streams.update_partner(poll.partner, boot, now)
+        )
 
     def _update_phase(self) -> list[TaskEffect]:
         """Once the task is Live, its output may be tentative."""
         self.status.update_phase()
-        streams = self.streams
-        if streams is None or self.status.phase is not TaskPhase.LIVE:
+        if self.status.phase is not TaskPhase.LIVE:
             return []
-        return self._apply_input_effects(streams.allow_tentative(self._now))
+        return self._step_streams(StreamsCore.allow_tentative)
 
     def _apply_input_effects(self, input_effects: Sequence[InputEffect]) -> list[TaskEffect]:
         return [*input_effects, *self._give_epochs()]
