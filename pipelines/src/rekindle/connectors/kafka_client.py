@@ -199,7 +199,8 @@ class TopicClient:
             if totals[partition] > share:
                 running = list(accumulate(sizes[partition]))
                 count = max(bisect_right(running, share), int(is_first_record))
-                within[partition] = self._held[partition].offsets[count]
+                if count < len(running):
+                    within[partition] = self._held[partition].offsets[count]
                 totals[partition] = running[count - 1] if count else 0
             left -= totals[partition]
         return within
