@@ -44,13 +44,21 @@ class FakeConsumer:
     def __init__(self, at_once: Mapping[int, int], size: int) -> None:
         self._at_once, self._size = at_once, size
         self._positions: dict[int, int] = {}
+        self._paused: set[int | None] = set()
 
     def assign(self, positions: Sequence[TopicPartition]) -> None:
         self._positions = {at.partition: at.offset for at in positions}
 
+    def pause(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused |= {at.partition for at in partitions}
+
+    def resume(self, partitions: Sequence[TopicPartition]) -> None:
+        self._paused -= {at.partition for at in partitions}
+
     def consume(self, most: int, timeout_s: float) -> list[FakeMessage]:
         found = []
-        for partition, first in self._positions.items():
+        for partition in self._positions.keys() - self._paused:
+            first = self._positions[partition]
             count = self._at_once[partition]
             found += [FakeMessage((partition, first + i), self._size) for i in range(count)]
             self._positions[partition] += count
@@ -71,6 +79,15 @@ def test_a_record_larger_than_the_limit_is_read_alone(monkeypatch: pytest.Monkey
     found = client(monkeypatch, {0: 1}, size=9 << 20).read({0: (0, 1)}, most_bytes=8 << 20)
     assert found[0].end == 1
     assert len(found[0].messages) == 1
+
+
+def test_a_partition_waits_for_a_slower_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_client, "_AHEAD_BYTES", 100_000)
+    reader = client(monkeypatch, {0: 1, 1: 100})
+    reader.read({0: (0, 500), 1: (0, 100)})
+    assert len(reader._held[1].messages) < 1000
+    found = reader.read({0: (500, 501), 1: (100, 2000)})
+    assert [message.offset() for message in found[1].messages] == list(range(100, 2000))
 
 
 class FakeRecord(FakeMessage):
