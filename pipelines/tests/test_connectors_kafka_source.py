@@ -42,7 +42,11 @@ class TestRanges:
             assert found == list(range(start, end))
         source.close()
 
-    def test_back_and_forth_in_any_order(self, kafka_broker: KafkaBroker) -> None:
+    @pytest.mark.parametrize("ahead", [1, 16 << 20])  # with the first, partitions pause
+    def test_back_and_forth_in_any_order(
+        self, kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch, ahead: int
+    ) -> None:
+        monkeypatch.setattr("rekindle.connectors.kafka_client._AHEAD_BYTES", ahead)
         topic = new_topic(kafka_broker, 2)
         for partition in (0, 1):
             topic.send(rows(1000 * partition, 1000), partition)

@@ -36,6 +36,8 @@ READ_S = 10.0
 _POLL_S = 0.05
 _MOST_AT_ONCE = 10_000
 _END, _REMOVED = KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET
+_AHEAD_BYTES = 16 << 20
+"""Partitions that have been read to the end of their range pause while they have so much beyond."""
 _RECORD_BYTES = 200
 """About what a record takes in memory beside its value."""
 CONSUMER_SETTINGS: Mapping[str, Any] = {
@@ -80,10 +82,14 @@ class Records:
 
 @dataclass(slots=True)
 class _Held:
-    """Records that have been taken: all of [`first`, `next`)."""
+    """Records that have been taken: all of [`first`, `next`). `end`: of the range that is read;
+    `within`, `ahead`: the bytes before it, and from it on."""
 
     first: int
     next: int
+    end: int = 0
+    within: int = 0
+    ahead: int = 0
     offsets: list[int] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
@@ -92,6 +98,21 @@ class _Held:
         at = bisect_left(self.offsets, offset)
         del self.offsets[:at], self.messages[:at], self.sizes[:at]
         self.first = offset
+
+    def read_to(self, end: int) -> None:
+        self.end, self.within = end, sum(self.sizes_before(end))
+        self.ahead = sum(self.sizes) - self.within
+
+    def add(self, offset: int, message: Message) -> None:
+        size = len(message) + _RECORD_BYTES
+        self.offsets.append(offset)
+        self.messages.append(message)
+        self.sizes.append(size)
+        if offset < self.end:
+            self.within += size
+        else:
+            self.ahead += size
+        self.next = offset + 1
 
     def before(self, offset: int) -> list[Message]:
         return self.messages[: bisect_left(self.offsets, offset)]
@@ -119,6 +140,7 @@ class TopicClient:
         # until a record arrives.
         self._held: dict[int, _Held] = {}
         self._begins_anew = False
+        self._paused: set[int] = set()
 
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
@@ -167,10 +189,14 @@ class TopicClient:
         RecordsRemoved."""
         given = {p: span for p, span in ranges.items() if span[0] < span[1]}
         self._begin_at({p: start for p, (start, _) in given.items()})
+        for partition, held in self._held.items():
+            held.read_to(given[partition][1] if partition in given else held.first)
+        self._resume(p for p in self._paused if self._held[p].next < self._held[p].end)
         deadline = time.monotonic() + READ_S
         while missing := self._missing(given):
-            if most_bytes is not None and self._bytes(given) >= most_bytes:
+            if most_bytes is not None and sum(self._held[p].within for p in given) >= most_bytes:
                 break
+            self._pause_those_ahead()
             if self._consume(min(missing, _MOST_AT_ONCE)):
                 deadline = time.monotonic() + READ_S
             elif time.monotonic() > deadline:
@@ -181,9 +207,6 @@ class TopicClient:
             ends = self._within(ends, most_bytes)
         found = {p: Records(start, ()) for p, (start, _) in ranges.items()}
         return found | {p: Records(at, self._held[p].before(at)) for p, at in ends.items()}
-
-    def _bytes(self, ranges: Ranges) -> int:
-        return sum(sum(self._held[p].sizes_before(end)) for p, (_, end) in ranges.items())
 
     def _within(self, ends: Mapping[int, int], most_bytes: int) -> dict[int, int]:
         """Ends that lie before, so that the records before them have so many bytes: partitions
@@ -199,7 +222,8 @@ class TopicClient:
             if totals[partition] > share:
                 running = list(accumulate(sizes[partition]))
                 count = max(bisect_right(running, share), int(is_first_record))
-                within[partition] = self._held[partition].offsets[count]
+                if count < len(running):
+                    within[partition] = self._held[partition].offsets[count]
                 totals[partition] = running[count - 1] if count else 0
             left -= totals[partition]
         return within
@@ -218,6 +242,7 @@ class TopicClient:
                 held.drop_before(start)
         if not again:
             return
+        self._resume(self._paused)
         if self._begins_anew:
             self._held.clear()
         self._held |= {partition: _Held(start, start) for partition, start in again.items()}
@@ -228,6 +253,18 @@ class TopicClient:
             self._begins_anew = True
             raise self._unavailable(error) from error
         self._begins_anew = False
+
+    def _pause_those_ahead(self) -> None:
+        """Else the other partitions' records would be held while one is slow, without a bound."""
+        ahead = {p: held.ahead for p, held in self._held.items() if held.next >= held.end}
+        if sum(ahead.values()) >= _AHEAD_BYTES and (more := ahead.keys() - self._paused):
+            self._consumer.pause([TopicPartition(self._topic, p) for p in more])
+            self._paused |= more
+
+    def _resume(self, partitions: Iterable[int]) -> None:
+        if found := set(partitions):
+            self._consumer.resume([TopicPartition(self._topic, p) for p in found])
+            self._paused -= found
 
     def _missing(self, ranges: Mapping[int, tuple[int, int]]) -> int:
         """Offsets that are still to be passed."""
@@ -254,10 +291,7 @@ class TopicClient:
         if held is None or partition is None or offset is None:
             return  # it was assigned before
         if error is None:
-            held.offsets.append(offset)
-            held.messages.append(message)
-            held.sizes.append(len(message) + _RECORD_BYTES)
-            held.next = offset + 1
+            held.add(offset, message)
         elif error.code() == _END:
             held.next = max(offset, held.next)
         else:

@@ -168,16 +168,17 @@ class KafkaSource:
         counts = {p: len(found[p].messages) for p in sorted(found)}
         messages = [message for p in counts for message in found[p].messages]
         decoded = self._values.decode([message.value() for message in messages])
-        example = self._bad(messages, decoded.bad)
-        rows = self._table(decoded.rows, messages)
+        bad = dict(decoded.bad)
+        rows = self._table(decoded.rows, messages, bad)
+        example = self._bad(messages, bad)
         good = np.ones(len(messages), dtype=np.bool_)
-        good[list(decoded.bad)] = False
+        good[list(bad)] = False
         kept = pa.array(good)
         newest = self._newest(rows, kept, counts)
-        if decoded.bad:
+        if bad:
             rows = rows.filter(kept)
         read_to = {str(p): records.end for p, records in found.items()}
-        return SourceRows(read_to, rows, newest, len(decoded.bad), example)
+        return SourceRows(read_to, rows, newest, len(bad), example)
 
     def waiting_for(self) -> str:
         return f"topic {self._options.topic} at {self._options.bootstrap_servers}"
@@ -196,27 +197,29 @@ class KafkaSource:
             raise SchemaMismatch(f"{example}; set onBadRecord: Drop to go on without such records")
         return example
 
-    def _table(self, decoded: pa.RecordBatch, messages: Sequence[Message]) -> pa.Table:
-        """With the columns that are not in the values."""
+    def _table(
+        self, decoded: pa.RecordBatch, messages: Sequence[Message], bad: dict[int, str]
+    ) -> pa.Table:
+        """With the columns that are not in the values. Adds to `bad`."""
         columns = dict(zip(decoded.schema.names, decoded.columns, strict=True))
         for field in self._options.added_columns.values():
-            columns[field.name] = self._added(field.name, messages)
+            columns[field.name] = self._added(field.name, messages, bad)
         arrays = [columns[name] for name in self._schema.names]
         return pa.Table.from_arrays(arrays, schema=self._schema)
 
-    def _added(self, name: str, messages: Sequence[Message]) -> pa.Array:
+    def _added(self, name: str, messages: Sequence[Message], bad: dict[int, str]) -> pa.Array:
         options, data_type = self._options, self._schema.field(name).type
         values: list[Any]
         if name == options.key_column:
             values = [message.key() for message in messages]
         elif name == options.headers_column:
-            values = [_headers(message) for message in messages]
+            values = _unless_bad(_headers, messages, name, bad)
         elif name == options.partition_column:
             values = [message.partition() for message in messages]
         elif name == options.offset_column:
             values = [message.offset() for message in messages]
         else:
-            values = [_time_us(message) for message in messages]
+            values = _unless_bad(_time_us, messages, name, bad)
             return pa.array(values, pa.int64()).cast(data_type)
         return pa.array(values, data_type)
 
@@ -263,8 +266,22 @@ def _limited(start: Mapping[int, int], ends: Mapping[int, int], most: int) -> di
     return end
 
 
+def _unless_bad(
+    read: Callable[[Message], Any], messages: Sequence[Message], name: str, bad: dict[int, str]
+) -> list[Any]:
+    """What is read of each; None, and what is wrong is in `bad`, where that raises ValueError."""
+    values = []
+    for at, message in enumerate(messages):
+        try:
+            values.append(read(message))
+        except ValueError as error:
+            values.append(None)
+            bad.setdefault(at, f"column {name}: {error}")
+    return values
+
+
 def _headers(message: Message) -> list[dict[str, Any]] | None:
-    headers = message.headers()
+    headers = message.headers()  # raises UnicodeDecodeError, which is a ValueError
     if headers is None:
         return None
     return [{"key": header[0], "value": header[1]} for header in headers]
@@ -272,4 +289,8 @@ def _headers(message: Message) -> list[dict[str, Any]] | None:
 
 def _time_us(message: Message) -> int | None:
     kind, time_ms = message.timestamp()
-    return None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms * 1000
+    if kind == TIMESTAMP_NOT_AVAILABLE:
+        return None
+    if not -(2**63) <= time_ms * 1000 < 2**63:
+        raise ValueError(f"the record's time, {time_ms} ms, is no TIMESTAMP of microseconds")
+    return time_ms * 1000
