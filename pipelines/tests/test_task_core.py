@@ -36,6 +36,7 @@ from rekindle.task.core.start import (
     OpenInputs,
     RestoreState,
 )
+from rekindle.task.core.streams import InputEffect, StreamsCore
 from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
     EndProcess,
@@ -293,9 +294,13 @@ def test_a_task_whose_streams_have_failed_reports_that_and_ends() -> None:
     made.restored(TaskState(-1, 0, State()), 0, -1, 0.0)
     for replica in ("one", "other"):
         different = EpochBatch("s", 0, 0, 0, RowsByDigest(replica), replica)
-        made.input_reported(
-            lambda s, now, b=different: s.batch_received(Channel(0, 0), b, now), 0.0
-        )
+
+        def arrived(
+            streams: StreamsCore, now: float, batch: EpochBatch = different
+        ) -> list[InputEffect]:
+            return streams.batch_received(Channel(0, 0), batch, now)
+
+        made.input_reported(arrived, 0.0)
     assert made.response().phase == "Failed"
     assert made.heads_checked((0, 0), 1.0) == made.woken(1.0) == made.head_advanced(0, 1.0) == []
     respond, end = made.poll_received(poll(), 2.0)
