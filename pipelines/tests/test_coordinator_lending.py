@@ -205,6 +205,19 @@ def test_a_partner_that_does_not_lend_is_not_waited_for_for_long() -> None:
     assert task.core.status.lent_from is None
 
 
+def test_nothing_is_lent_for_long_to_a_task_that_does_not_respond_any_more() -> None:
+    """What is lent costs the lender memory, and with it checkpoints."""
+    world = live_world()
+    task = world.start_task(LOST)
+    while not poll_of(world, PARTNER).lend:
+        world.poll_rounds(1)
+    task.frozen = True
+    world.poll_rounds(int(ANSWER_S / 0.25) - 2)
+    assert poll_of(world, PARTNER).lend
+    world.poll_rounds(4)
+    assert not poll_of(world, PARTNER).lend
+
+
 def test_after_two_boots_that_were_never_live_it_restores_from_the_store() -> None:
     world = live_world()
     task = borrower(world)

@@ -255,6 +255,7 @@ class Coordinator:
         if silent or isolated != self._isolated:
             self._pacer.mark_urgent()
         self._end_discovery_if_due(now)
+        self.lending.woken(now)
         if self._discovery_ended:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
             self._restart_after_gaps(now)
