@@ -38,6 +38,7 @@ from rekindle.task.core.start import (
     OpenInputs,
     RestoreState,
 )
+from rekindle.task.core.streams import InputEvent
 from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
     EndProcess,
@@ -308,6 +309,10 @@ def test_stream_sinks_are_served_until_there_are_none() -> None:
     assert not [effect for effect in last if isinstance(effect, ServeStreamSinks)]
 
 
+def received(batch: EpochBatch) -> InputEvent:
+    return lambda streams, now: streams.batch_received(Channel(0, 0), batch, now)
+
+
 def test_a_task_whose_streams_have_failed_reports_that_and_ends() -> None:
     """Whatever happens after that raises nothing, since effects would be lost with it."""
     made = TaskCore(
@@ -317,9 +322,7 @@ def test_a_task_whose_streams_have_failed_reports_that_and_ends() -> None:
     made.restored(TaskState(-1, 0, State()), 0, -1, 0.0)
     for replica in ("one", "other"):
         different = EpochBatch("s", 0, 0, 0, RowsByDigest(replica), replica)
-        made.input_reported(
-            lambda s, now, b=different: s.batch_received(Channel(0, 0), b, now), 0.0
-        )
+        made.input_reported(received(different), 0.0)
     assert made.response().phase == "Failed"
     assert made.heads_checked((0, 0), 1.0) == made.woken(1.0) == made.head_advanced(0, 1.0) == []
     respond, end = made.poll_received(poll(), 2.0)
