@@ -11,7 +11,7 @@ from coordinator_world import World
 from rekindle.coordinator.tasks.lending import ALONE_S, ANSWER_S, MAX_ATTEMPTS
 from rekindle.protocol import PollRequest, TaskPhase
 from rekindle.topology.model import Slot
-from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment
+from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.simulated_task import SimulatedTask
 
 SRC, READER = Slot("src", 0, 0), Slot("end", 0, 0)
@@ -104,6 +104,25 @@ def test_it_takes_over_nothing_before_the_lent_epoch_is_committed() -> None:
     assert task.phase is TaskPhase.LIVE
 
 
+def test_it_is_not_live_before_that_either_if_it_is_obsolete() -> None:
+    world = live_world()
+    task = borrower(world)
+    segments = [
+        SimulatedSegment("src"),
+        SimulatedSegment("mid", ("src",), replicas=2, query=True, edit="-2"),
+        SimulatedSegment("end", ("mid",), query=True),
+    ]
+    world.hold_writes = True
+    world.change_generation(make_generation(segments, 2), keep_old_pods=True)
+    world.work(LOST, 1)
+    world.poll_rounds(4)
+    poll = poll_of(world)
+    assert not poll.ask_only
+    assert poll.restore is None
+    assert not poll.may_be_live
+    assert task.phase is TaskPhase.CATCHING_UP
+
+
 def test_readers_may_read_it_before() -> None:
     world = live_world()
     task = borrower(world)
@@ -184,6 +203,19 @@ def test_a_partner_that_does_not_lend_is_not_waited_for_for_long() -> None:
     world.poll_rounds(8)
     assert task.restored_from is not None
     assert task.core.status.lent_from is None
+
+
+def test_nothing_is_lent_for_long_to_a_task_that_does_not_respond_any_more() -> None:
+    """What is lent costs the lender memory, and with it checkpoints."""
+    world = live_world()
+    task = world.start_task(LOST)
+    while not poll_of(world, PARTNER).lend:
+        world.poll_rounds(1)
+    task.frozen = True
+    world.poll_rounds(int(ANSWER_S / 0.25) - 2)
+    assert poll_of(world, PARTNER).lend
+    world.poll_rounds(4)
+    assert not poll_of(world, PARTNER).lend
 
 
 def test_after_two_boots_that_were_never_live_it_restores_from_the_store() -> None:

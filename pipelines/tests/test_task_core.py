@@ -8,7 +8,9 @@ import pytest
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.model import EpochOutput, State
 from rekindle.errors import NotDeterministic, OperatorFailed
+from rekindle.identity import LENDING_PROTOCOL
 from rekindle.protocol import (
+    Endpoint,
     EntryRef,
     PollRequest,
     PollResponse,
@@ -36,7 +38,7 @@ from rekindle.task.core.start import (
     OpenInputs,
     RestoreState,
 )
-from rekindle.task.core.streams import InputEffect, StreamsCore
+from rekindle.task.core.streams import InputEvent
 from rekindle.task.core.supervisor import (
     REPORT_FAILURE_S,
     EndProcess,
@@ -125,6 +127,28 @@ def test_a_task_is_live_once_all_of_its_state_is_fetched() -> None:
     assert made.response().phase.serves
     made.state_complete(0.0)
     assert made.response().phase == "Live"
+
+
+LENT = RestorePoint(
+    epoch=25, object="lent/b/25", lender=Endpoint(address="h:1", replica=1, incarnation=1)
+)
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_a_lent_state_that_is_incomplete_ends_with_a_coordinator_that_does_not_lend(
+    allowed: bool,
+) -> None:
+    """Its polls do not say what the task may not do yet."""
+    made = core()
+    made.poll_received(poll(restore=LENT, may_be_live=False), 0.0)
+    made.restored(TaskState(25, 0, State()), 26, 25, 0.0)
+    made.poll_received(poll(may_be_live=allowed), 0.0)
+    older = poll(2, restore=None, sinks=(SINK,), saver=True, protocol=LENDING_PROTOCOL - 1)
+    asked = made.poll_received(older.model_copy(update={"ask_only": True}), 1.0)
+    assert [type(effect) for effect in asked] == [Respond]
+    effects = made.poll_received(older, 1.0)
+    assert any(isinstance(effect, EndProcess) for effect in effects) is not allowed
+    assert any(isinstance(effect, CallSink) for effect in effects) is allowed
 
 
 def test_a_task_that_ends_does_not_start_any_more() -> None:
@@ -285,6 +309,10 @@ def test_stream_sinks_are_served_until_there_are_none() -> None:
     assert not [effect for effect in last if isinstance(effect, ServeStreamSinks)]
 
 
+def received(batch: EpochBatch) -> InputEvent:
+    return lambda streams, now: streams.batch_received(Channel(0, 0), batch, now)
+
+
 def test_a_task_whose_streams_have_failed_reports_that_and_ends() -> None:
     """Whatever happens after that raises nothing, since effects would be lost with it."""
     made = TaskCore(
@@ -294,13 +322,7 @@ def test_a_task_whose_streams_have_failed_reports_that_and_ends() -> None:
     made.restored(TaskState(-1, 0, State()), 0, -1, 0.0)
     for replica in ("one", "other"):
         different = EpochBatch("s", 0, 0, 0, RowsByDigest(replica), replica)
-
-        def arrived(
-            streams: StreamsCore, now: float, batch: EpochBatch = different
-        ) -> list[InputEffect]:
-            return streams.batch_received(Channel(0, 0), batch, now)
-
-        made.input_reported(arrived, 0.0)
+        made.input_reported(received(different), 0.0)
     assert made.response().phase == "Failed"
     assert made.heads_checked((0, 0), 1.0) == made.woken(1.0) == made.head_advanced(0, 1.0) == []
     respond, end = made.poll_received(poll(), 2.0)

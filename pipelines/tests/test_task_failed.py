@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import subprocess
 import sys
@@ -232,6 +233,22 @@ def test_a_task_that_is_stopped_while_it_starts_ends_at_once(tmp_path: Path) -> 
     runtime.stop()
     thread.join(10)
     assert ended == [0]
+
+
+def test_a_task_that_cannot_mark_its_log_ends_with_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(log: Path) -> bool:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("rekindle.task.runtime.mark_for_discard", full)
+    config, ended = config_of(tmp_path), list[int]()
+    runtime, thread, poll = run_from(config, saved_entry(config, 9), ended)
+    eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
+    recompute = {"recompute": runtime.core.response().boot_id}
+    runtime.polls.poll(poll.model_copy(update=recompute))
+    thread.join(20)
+    assert ended == [1]
 
 
 def test_a_log_keeps_what_stream_sinks_retain_from_its_first_epoch_on(

@@ -133,6 +133,7 @@ class TaskRuntime:
         self.status = self.core.status
         self.process = TaskProcess(self.core, self._perform, self._stepped)
         self._end: EndProcess | None = None
+        self._mark_failed = False
         # What effects leave for the thread of files, which is told by `_left`:
         self._left = threading.Event()
         self._truncation: TruncateLog | None = None
@@ -209,7 +210,7 @@ class TaskRuntime:
                     problem = self.core.response().problem
                 _log.error("fatal: %s", problem.message if problem is not None else "unknown")
         self._stop_all(end)
-        return end.exit_status
+        return 1 if self._mark_failed else end.exit_status
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -333,6 +334,7 @@ class TaskRuntime:
                 )
         except OSError as error:
             _log.error("the output log cannot be marked: %s", error)
+            self._mark_failed = True  # the end may be an effect of the same event
             self.process.tell(partial(self.core.call_failed, error))
 
     def _stepped(self) -> None:

@@ -41,7 +41,7 @@ from rekindle.coordinator.model import (
 )
 from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.input_gaps import InputGaps
-from rekindle.coordinator.tasks.lending import Lending
+from rekindle.coordinator.tasks.lending import Lending, may_be_live
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
 from rekindle.coordinator.tasks.routes import (
     mixed_engines,
@@ -255,6 +255,7 @@ class Coordinator:
         if silent or isolated != self._isolated:
             self._pacer.mark_urgent()
         self._end_discovery_if_due(now)
+        self.lending.woken(now)
         if self._discovery_ended:
             self.containment.request_recomputation(self.membership, self.is_suspected, now)
             self._restart_after_gaps(now)
@@ -522,7 +523,9 @@ class Coordinator:
             return poll
         manifest, graph = self.committer.own_manifest, self._graph
         if graph is not None and is_obsolete(task, graph):
-            return poll.model_copy(update={"ask_only": False})  # no sinks; its routes stay
+            complete = manifest is not None and may_be_live(task, manifest)
+            # no sinks; its routes stay
+            return poll.model_copy(update={"ask_only": False, "may_be_live": complete})
         if not self.ready or manifest is None or graph is None:
             return poll
         desired = DesiredState(

@@ -52,10 +52,19 @@ class Lending:
     def __init__(self) -> None:
         self._requests: dict[Slot, _Request] = {}  # by the slot of the task that waits
         self._alone_since: dict[Slot, float] = {}
+        self._now = 0.0
+
+    def woken(self, now: float) -> None:
+        """Time has passed."""
+        self._now = now
 
     def is_lender(self, slot: Slot) -> bool:
-        """Whether a task is to lend its state."""
-        return any(request.lender == slot for request in self._requests.values())
+        """Whether a task is to lend its state. What is asked for again and again does not expire,
+        and the task that waits may not respond any more."""
+        return any(
+            request.lender == slot and self._now - request.since < ANSWER_S
+            for request in self._requests.values()
+        )
 
     def lender_for(self, slot: Slot) -> Slot | None:
         request = self._requests.get(slot)

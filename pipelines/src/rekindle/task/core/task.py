@@ -17,6 +17,7 @@ from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
 from rekindle.errors import NotDeterministic, OperatorRefused, RekindleError
+from rekindle.identity import LENDING_PROTOCOL
 from rekindle.protocol import (
     PollRequest,
     PollResponse,
@@ -164,6 +165,10 @@ class TaskCore:
         effects: list[TaskEffect] = [Respond(self.response())]
         if self.status.phase is TaskPhase.FAILED:
             effects += self._apply_supervisor_effects(self.supervisor.failure_reported(now))
+        if changed and not self.status.may_be_live and poll.protocol < LENDING_PROTOCOL:
+            # The coordinator does not know what a task with a lent state may not do. It gives the
+            # next boot a state of the store.
+            return [*effects, *self._apply_supervisor_effects(self.supervisor.stop_requested(now))]
         if changed:
             effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(poll, now))
             if self.parts is not None and not self.supervisor.ended:
