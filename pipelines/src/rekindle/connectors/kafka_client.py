@@ -1,8 +1,8 @@
 """Reads ranges of offsets of a Kafka topic, with librdkafka.
 
-A range ends by position: offsets have gaps, where transactions ended or aborted, and where a topic
-was compacted. So a partition is read to its end when a record or the end of the partition is seen
-at that offset or later, or when the position has passed it; never when so many records have come.
+A range ends by position: offsets have gaps, where transactions ended or aborted. So a partition is
+read to its end when a record or the end of the partition is seen at that offset or later, or when
+the position has passed it; never when so many records have come.
 Records beyond the end are kept for the next range. Nothing is committed to Kafka, and no group is
 joined.
 
@@ -154,6 +154,15 @@ class TopicClient:
         except KafkaException as error:
             raise self._unavailable(error) from error
         return str(description.topic_id), len(description.partitions)
+
+    def cleanup_policy(self) -> str:
+        """Of the topic: `delete`, `compact`, or both. Raises TopicUnavailable."""
+        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
+        try:
+            found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
+            return str(found[resource].result()["cleanup.policy"].value)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
 
     def ends(self, partitions: Iterable[int]) -> dict[int, int]:
         """The offset after the last committed record of each. Raises TopicUnavailable."""

@@ -140,10 +140,17 @@ class KafkaSource:
             return
         try:
             topic_id, self._count = self._client.describe()
+            policy = self._client.cleanup_policy()
         except TopicUnavailable as error:
             raise SourceFailed(f"{self._where}: {error}") from error
         if self._topic_id and topic_id != self._topic_id:
             raise SourceFailed(replaced(self._where))
+        if "compact" in policy:
+            raise SourceFailed(
+                f"{self._where} has cleanup.policy={policy}: records that compaction removes are "
+                "missing in replays, so results would differ; set cleanup.policy=delete, or copy "
+                "the records to a topic that has it"
+            )
         self._topic_id, self._described_at = topic_id, now
 
     def read_some(self, start: Position, end: Position) -> SourceRows:
