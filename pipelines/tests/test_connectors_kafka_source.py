@@ -128,7 +128,11 @@ class TestRanges:
         producer.flush(30)
         source = open_kafka(topic)
         assert source.ends(None).end == {"0": 2}
+        assert source.ends({"0": 2}).pending == {"0"}
         producer.commit_transaction(30)
+        reach = source.ends({"0": 2})
+        assert ids(source, reach) == [2]
+        assert source.ends(reach.end).pending == frozenset()
         source.close()
 
     def test_many_records_do_not_stop_the_fetch(self, topic: Topic) -> None:

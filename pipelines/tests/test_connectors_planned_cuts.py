@@ -202,6 +202,15 @@ class TestWatermark:
         assert record.idle == ()
         assert record.watermark == FIRST.watermark
 
+    def test_a_split_whose_rows_are_not_committed_is_not_idle(self) -> None:
+        cuts, end = reader(rule=self.RULE), {"0": 10, "1": 4}
+        cuts.next_request(9)
+        cuts.ends_found(Reach(end, end, frozenset("01"), pending=frozenset("1")), 9)
+        cuts.rows_read(end, {})
+        request = cuts.next_request(9)
+        assert isinstance(request, CreateRecord)
+        assert (request.record.last, request.record.idle) == (9, ("0",))
+
     def test_epochs_of_one_record_do_not_make_a_split_with_rows_idle(self) -> None:
         record = propose(reader(rule=self.RULE), {"0": 12, "1": 4}, {"0": 200}, through=9)
         assert record.idle == ("1",)

@@ -168,6 +168,11 @@ class TopicClient:
         """The offset after the last committed record of each. Raises TopicUnavailable."""
         return self._offsets(partitions, admin.OffsetSpec.latest())
 
+    def uncommitted_ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The same with the records of open transactions. Raises TopicUnavailable."""
+        latest = admin.OffsetSpec.latest()
+        return self._offsets(partitions, latest, IsolationLevel.READ_UNCOMMITTED)
+
     def beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
         """The oldest offset of each that is there. Raises TopicUnavailable."""
         return self._offsets(partitions, admin.OffsetSpec.earliest())
@@ -178,15 +183,18 @@ class TopicClient:
         later = [partition for partition, offset in found.items() if offset < 0]
         return {**found, **self.ends(later)}
 
-    def _offsets(self, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+    def _offsets(
+        self,
+        partitions: Iterable[int],
+        spec: Any,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,  # not that of `list_offsets`
+    ) -> dict[int, int]:
         wanted = {TopicPartition(self._topic, partition): spec for partition in partitions}
         if not wanted:
             return {}
         try:
             found = self._admin.list_offsets(
-                wanted,
-                isolation_level=IsolationLevel.READ_COMMITTED,  # not the default
-                request_timeout=REQUEST_S,
+                wanted, isolation_level=isolation, request_timeout=REQUEST_S
             )
             return {at.partition: future.result().offset for at, future in found.items()}
         except KafkaException as error:

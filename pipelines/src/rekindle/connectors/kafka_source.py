@@ -103,12 +103,14 @@ class KafkaSource:
         if self._removed:
             start |= self._oldest(self._removed & start.keys(), start)
             self._removed.clear()
+        written = self._client.uncommitted_ends([p for p in own if start[p] == ends[p]])
         end = _limited(start, ends, self._options.max_rows_per_epoch)
         return Reach(
             {str(p): start[p] for p in own},
             {str(p): end[p] for p in own},
             frozenset(str(p) for p in own if end[p] >= ends[p]),
             self._topic_id,
+            frozenset(str(p) for p, offset in written.items() if offset > ends[p]),
         )
 
     def _starts(self, new: Sequence[int], is_first: bool) -> dict[int, int]:

@@ -213,7 +213,7 @@ class PlannedCuts:
             newest[split] = max(time_us, newest.get(split, time_us))
         quiet = {
             split: before.quiet.get(split, 0) + last - first + 1
-            for split in reach.caught_up
+            for split in reach.caught_up - reach.pending
             if reach.start[split] == reach.end[split]
         }
         limit = self._rule.idle_epochs
