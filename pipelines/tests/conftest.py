@@ -22,8 +22,7 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrok
         ensure_kafka(print)
     except KafkaUnavailable as error:
         pytest.skip(str(error))
-    cleaner = {"log.cleaner.backoff.ms": "200"}
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), cleaner, print) as broker:
+    with KafkaBroker(tmp_path_factory.mktemp("kafka"), on_progress=print) as broker:
         yield broker
 
 

@@ -23,7 +23,7 @@ from rekindle.connectors.planned_cuts import (
     ReadRows,
     WatermarkRule,
 )
-from rekindle.streams.epochs import NO_WATERMARK
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 
 STEPS = 1_500
 FIRST = CutRecord(0, 2, {"0": 0, "1": 0}, {"0": 10, "1": 4}, {"0": 100, "1": 70}, watermark=70)
@@ -202,6 +202,15 @@ class TestWatermark:
         assert record.idle == ()
         assert record.watermark == FIRST.watermark
 
+    def test_a_split_whose_rows_are_not_committed_is_not_idle(self) -> None:
+        cuts, end = reader(rule=self.RULE), {"0": 10, "1": 4}
+        cuts.next_request(9)
+        cuts.ends_found(Reach(end, end, frozenset("01"), pending=frozenset("1")), 9)
+        cuts.rows_read(end, {})
+        request = cuts.next_request(9)
+        assert isinstance(request, CreateRecord)
+        assert (request.record.last, request.record.idle) == (9, ("0",))
+
     def test_epochs_of_one_record_do_not_make_a_split_with_rows_idle(self) -> None:
         record = propose(reader(rule=self.RULE), {"0": 12, "1": 4}, {"0": 200}, through=9)
         assert record.idle == ("1",)
@@ -212,6 +221,11 @@ class TestWatermark:
         assert propose(cuts, end, {"0": 200, "1": 150}, through=3).watermark == 70
         cuts.created(True, sent_at=1.0, now=1.0)
         assert propose(cuts, {**end, "2": 4}, {"2": 140}, through=4).watermark == 130
+
+    def test_no_event_time_is_the_end_of_input(self) -> None:
+        newest = {"0": END_OF_INPUT, "1": END_OF_INPUT}
+        record = propose(reader(rule=WatermarkRule()), {"0": 12, "1": 5}, newest, through=3)
+        assert record.watermark < END_OF_INPUT
 
     def test_there_is_none_before_the_first_row(self) -> None:
         cuts = PlannedCuts(0, self.RULE)

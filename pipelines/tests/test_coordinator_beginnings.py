@@ -318,7 +318,7 @@ def test_a_window_over_one_that_began_shortly_before_lacks_its_first_windows() -
         **{ids[name]: 43 for name in ("daily", "busy")},
         ids["weekly"]: 45,
     }
-    assert world.bounds() == {ids["daily"]: 53 * HOUR, ids["weekly"]: 57 * HOUR - 1}
+    assert world.bounds() == {ids["daily"]: 53 * HOUR, ids["weekly"]: 59 * HOUR - 1}
 
 
 def test_sources_of_an_older_release_do_not_delay_a_start() -> None:

@@ -183,6 +183,15 @@ def test_replicas_and_replays_take_the_same_epochs(open_inputs: OpenInputs) -> N
     ]
 
 
+def test_rows_before_the_first_epoch_are_not_read(open_inputs: OpenInputs) -> None:
+    source, records = Source(), Records()
+    records.add(CutRecord(0, 10, {"0": 0}, {"0": 9}, {"0": 8}, watermark=6, identity="topic"))
+    source.away = True
+    taken = take(open_inputs(source, records, next_epoch=5), 10)
+    assert [epoch.epoch for epoch in taken] == list(range(5, 11))
+    assert (numbers(taken), taken[-1].watermark) == ([], 6)
+
+
 def test_without_the_source_another_replicas_records_are_followed(
     open_inputs: OpenInputs,
 ) -> None:

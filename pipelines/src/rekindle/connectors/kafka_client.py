@@ -1,8 +1,8 @@
 """Reads ranges of offsets of a Kafka topic, with librdkafka.
 
-A range ends by position: offsets have gaps, where transactions ended or aborted, and where a topic
-was compacted. So a partition is read to its end when a record or the end of the partition is seen
-at that offset or later, or when the position has passed it; never when so many records have come.
+A range ends by position: offsets have gaps, where transactions ended or aborted. So a partition is
+read to its end when a record or the end of the partition is seen at that offset or later, or when
+the position has passed it; never when so many records have come.
 Records beyond the end are kept for the next range. Nothing is committed to Kafka, and no group is
 joined.
 
@@ -155,9 +155,23 @@ class TopicClient:
             raise self._unavailable(error) from error
         return str(description.topic_id), len(description.partitions)
 
+    def cleanup_policy(self) -> str:
+        """Of the topic: `delete`, `compact`, or both. Raises TopicUnavailable."""
+        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
+        try:
+            found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
+            return str(found[resource].result()["cleanup.policy"].value)
+        except KafkaException as error:
+            raise self._unavailable(error) from error
+
     def ends(self, partitions: Iterable[int]) -> dict[int, int]:
         """The offset after the last committed record of each. Raises TopicUnavailable."""
         return self._offsets(partitions, admin.OffsetSpec.latest())
+
+    def uncommitted_ends(self, partitions: Iterable[int]) -> dict[int, int]:
+        """The same with the records of open transactions. Raises TopicUnavailable."""
+        latest = admin.OffsetSpec.latest()
+        return self._offsets(partitions, latest, IsolationLevel.READ_UNCOMMITTED)
 
     def beginnings(self, partitions: Iterable[int]) -> dict[int, int]:
         """The oldest offset of each that is there. Raises TopicUnavailable."""
@@ -169,15 +183,18 @@ class TopicClient:
         later = [partition for partition, offset in found.items() if offset < 0]
         return {**found, **self.ends(later)}
 
-    def _offsets(self, partitions: Iterable[int], spec: Any) -> dict[int, int]:
+    def _offsets(
+        self,
+        partitions: Iterable[int],
+        spec: Any,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,  # not that of `list_offsets`
+    ) -> dict[int, int]:
         wanted = {TopicPartition(self._topic, partition): spec for partition in partitions}
         if not wanted:
             return {}
         try:
             found = self._admin.list_offsets(
-                wanted,
-                isolation_level=IsolationLevel.READ_COMMITTED,  # not the default
-                request_timeout=REQUEST_S,
+                wanted, isolation_level=isolation, request_timeout=REQUEST_S
             )
             return {at.partition: future.result().offset for at, future in found.items()}
         except KafkaException as error:

@@ -103,12 +103,14 @@ class KafkaSource:
         if self._removed:
             start |= self._oldest(self._removed & start.keys(), start)
             self._removed.clear()
+        written = self._client.uncommitted_ends([p for p in own if start[p] == ends[p]])
         end = _limited(start, ends, self._options.max_rows_per_epoch)
         return Reach(
             {str(p): start[p] for p in own},
             {str(p): end[p] for p in own},
             frozenset(str(p) for p in own if end[p] >= ends[p]),
             self._topic_id,
+            frozenset(str(p) for p, offset in written.items() if offset > ends[p]),
         )
 
     def _starts(self, new: Sequence[int], is_first: bool) -> dict[int, int]:
@@ -140,10 +142,17 @@ class KafkaSource:
             return
         try:
             topic_id, self._count = self._client.describe()
+            policy = self._client.cleanup_policy()
         except TopicUnavailable as error:
             raise SourceFailed(f"{self._where}: {error}") from error
         if self._topic_id and topic_id != self._topic_id:
             raise SourceFailed(replaced(self._where))
+        if "compact" in policy:
+            raise SourceFailed(
+                f"{self._where} has cleanup.policy={policy}: records that compaction removes are "
+                "missing in replays, so results would differ; set cleanup.policy=delete, or copy "
+                "the records to a topic that has it"
+            )
         self._topic_id, self._described_at = topic_id, now
 
     def read_some(self, start: Position, end: Position) -> SourceRows:

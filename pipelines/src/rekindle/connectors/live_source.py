@@ -21,13 +21,15 @@ from rekindle.connectors.cut_records import Position
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How far one epoch may read. `start`: where it begins, also for splits that are new; `end`:
-    at least `start`. `caught_up`: splits of which nothing more is there after `end`. `identity`:
-    what the positions are of; another topic or table of the same name has another one."""
+    at least `start`. `caught_up`: splits of which nothing more can be read after `end`. `identity`:
+    what the positions are of; another topic or table of the same name has another one. `pending`:
+    splits with rows that cannot be read yet, as of an open transaction; they are not idle."""
 
     start: Position
     end: Position
     caught_up: frozenset[str]
     identity: str = ""
+    pending: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from rekindle.connectors.cut_records import CutRecord, Position
 from rekindle.connectors.live_source import Reach
 from rekindle.errors import RekindleError
-from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH
 
 RECHECK_S = 60.0
 """A reader that for so long has not known which record is the newest lists them before it adopts
@@ -213,7 +213,7 @@ class PlannedCuts:
             newest[split] = max(time_us, newest.get(split, time_us))
         quiet = {
             split: before.quiet.get(split, 0) + last - first + 1
-            for split in reach.caught_up
+            for split in reach.caught_up - reach.pending
             if reach.start[split] == reach.end[split]
         }
         limit = self._rule.idle_epochs
@@ -223,6 +223,7 @@ class PlannedCuts:
         if holding and holding <= newest.keys():
             oldest_us = min(newest[split] for split in holding)
             watermark = max(watermark, oldest_us - self._rule.lateness_us)
+            watermark = min(watermark, END_OF_INPUT - 1)  # an event time is no end of the source
         return CutRecord(
             first,
             last,

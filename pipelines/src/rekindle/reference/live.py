@@ -6,6 +6,7 @@ Design: docs/decisions/0058-planned-cuts.md.
 from __future__ import annotations
 
 import contextlib
+from itertools import pairwise
 from pathlib import Path
 
 from rekindle.checkpoints.cuts import CutObjects
@@ -57,4 +58,11 @@ def _records(objects: CutObjects, source: str, cuts: str) -> list[CutRecord]:
             "topology, or the record was deleted after a checkpoint"
         )
     found = [data for first in firsts if (data := objects.read(first)) is not None]
-    return [decode_cut_record(data) for data in found]
+    records = [decode_cut_record(data) for data in found]
+    for before, after in pairwise(records):
+        if after.first != before.last + 1:
+            raise RekindleError(
+                f"source {source}: {cuts} has no record of epoch {before.last + 1}: it was deleted "
+                "after a checkpoint"
+            )
+    return records

@@ -100,7 +100,7 @@ class LiveInputs:
         self._source = source
         self._stores, self._store = stores, stores[0]
         self._cuts = cuts
-        self._next = next_epoch
+        self._began_at = self._next = next_epoch
         self._watermark = watermark
         self._origin_us = origin_us
         self._epoch_interval_us = epoch_interval_us
@@ -284,7 +284,10 @@ class LiveInputs:
                 "the former one cannot be read again; give the source another name to read the "
                 "new one"
             )
-        found = self._rows(record)
+        if record.first < self._began_at:  # its rows are in the restored state
+            found = SourceRows(record.end, self._source.schema.empty_table(), {})
+        else:
+            found = self._rows(record)
         # Not before: while the source is away, others' records are looked for, which succeeds.
         self._failure = None
         self._backoff.succeeded()

@@ -4,7 +4,9 @@ topology. A pure function of the compiled topology and the epochs after which op
 An operator that begins after epoch b reads no row of the epochs through b. Up to which event time
 rows may be missing follows from its sources: a source has released no row newer than its newest
 event time through b. A window that begins later than that has all its rows; one that begins at or
-before it may lack some, and so may a later window that would have read that one.
+before it may lack some, and so may a later window that would have read that one. Of an
+operator that begins after one above it, its own b counts for both: the newest event time only
+grows, and a live source knows that of an old epoch only until its record is deleted.
 
 Design: docs/design/coordinator.md#new-generations.
 """
@@ -44,7 +46,9 @@ def missed_rows(topology: Topology, begun: Mapping[str, int]) -> dict[str, froze
         sources[name] = frozenset({name}) if is_source else _union(sources, node.inputs)
         missed = _union(passed_on, node.inputs)
         if node.id in begun:
-            missed |= {MissedRows(source, begun[node.id]) for source in sources[name]}
+            own = begun[node.id]
+            missed = frozenset(replace(m, epoch=max(m.epoch, own)) for m in missed)
+            missed |= {MissedRows(source, own) for source in sources[name]}
         found[name] = passed_on[name] = _reduced(missed)
         kind = kind_of(node.spec)
         if kind is not None and (reach_us := kind.reach_us()):
