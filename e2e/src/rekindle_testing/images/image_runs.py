@@ -61,8 +61,8 @@ OPERATOR = Image(
 )
 PIPELINES = Image(
     "pipelines",
-    target_mb=900,
-    max_mb=910,
+    target_mb=920,
+    max_mb=930,
     writable=("/tmp", "/var/lib/rekindle-task"),
     runs=(
         ContainerRun(
