@@ -83,18 +83,25 @@ def main() -> None:
         )
         control.start()
 
+    ended = threading.Event()
+
     def end() -> None:
-        leader.release()
-        loop.end(_LAST_PASS_S)
+        if not ended.is_set():
+            ended.set()
+            leader.release()
+            loop.end(_LAST_PASS_S)
 
     # In the main thread, until SIGTERM or SIGINT.
-    kopf.run(
-        registry=make_registry(begin, end),
-        # Kopf's default is the user's name, and the user of a pod may have none.
-        identity=cast(Any, settings.election.identity),
-        standalone=True,  # the leader election decides who acts
-        clusterwide=True,  # which it need not be: there is nothing that Kopf watches
-    )
+    try:
+        kopf.run(
+            registry=make_registry(begin, end),
+            # Kopf's default is the user's name, and the user of a pod may have none.
+            identity=cast(Any, settings.election.identity),
+            standalone=True,  # the leader election decides who acts
+            clusterwide=True,  # which it need not be: there is nothing that Kopf watches
+        )
+    finally:
+        end()  # Kopf does not call it where a signal comes while it starts
 
 
 def _raise_file_limit() -> None:
