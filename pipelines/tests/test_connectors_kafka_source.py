@@ -133,7 +133,8 @@ class TestRanges:
         producer.commit_transaction(30)
         # The broker writes the marker of the commit a little later.
         eventually(lambda: not source.ends({"0": 2}).pending, 30)
-        assert ids(source, source.ends({"0": 2})) == [2]
+        reach = source.ends({"0": 2})
+        assert ids(source, reach) == [2]
         assert source.ends(reach.end).pending == frozenset()
         source.close()
 
