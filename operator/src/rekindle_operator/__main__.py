@@ -83,13 +83,14 @@ def main() -> None:
         )
         control.start()
 
-    ended = threading.Event()
+    ending, ended = threading.Lock(), threading.Event()
 
     def end() -> None:
-        if not ended.is_set():
-            ended.set()
-            leader.release()
-            loop.end(_LAST_PASS_S)
+        with ending:  # who comes second waits until it is done
+            if not ended.is_set():
+                leader.release()
+                loop.end(_LAST_PASS_S)
+                ended.set()
 
     # In the main thread, until SIGTERM or SIGINT.
     try:
@@ -101,7 +102,7 @@ def main() -> None:
             clusterwide=True,  # which it need not be: there is nothing that Kopf watches
         )
     finally:
-        end()  # Kopf does not call it where a signal comes while it starts
+        end()  # Kopf may not have called it, or not wait for it
 
 
 def _raise_file_limit() -> None:
