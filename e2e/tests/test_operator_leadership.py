@@ -14,7 +14,6 @@ from rekindle_testing.waiting import wait_for
 
 pytestmark = pytest.mark.api
 
-_SETTLED_S = 3.0  # a Lease that was just taken may not be given back
 _FROZEN_S = 6.0
 _REPLACED_S = 5.0  # 2.5 s, with a margin for a busy machine
 
@@ -80,14 +79,12 @@ def test_a_killed_leader_is_soon_replaced(operators: list[OperatorProcess]) -> N
 def test_a_leader_that_is_ended_gives_the_leadership_back(
     plane: ControlPlane, operators: list[OperatorProcess]
 ) -> None:
-    """The last one is left: nobody takes the Lease meanwhile."""
+    """If another one is left, it may have taken the Lease by then."""
     (leader,) = wait_for("one leads", lambda: _leaders(operators), START_S)
-    time.sleep(_SETTLED_S)
     leader.process.terminate()
     assert leader.process.wait(10) == 0
     holder = ("get", "lease", "rekindle-operator", "-o", "jsonpath={.spec.holderIdentity}")
+    given_back = plane.kubectl(*holder) != leader.log.stem
     lines = leader.unexpected_lines()
-    if plane.kubectl(*holder):  # a renewal was under way for longer than the end waits
-        assert ["the Lease could not be released" in line for line in lines] == [True]
-    else:
-        assert lines == []
+    # A renewal may have been under way for longer than the end waits.
+    assert lines == [] if given_back else "the Lease could not be released" in lines[0]
