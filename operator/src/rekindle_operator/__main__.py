@@ -83,26 +83,18 @@ def main() -> None:
         )
         control.start()
 
-    ending, ended = threading.Lock(), threading.Event()
-
     def end() -> None:
-        with ending:  # who comes second waits until it is done
-            if not ended.is_set():
-                leader.release()
-                loop.end(_LAST_PASS_S)
-                ended.set()
+        leader.release()
+        loop.end(_LAST_PASS_S)
 
     # In the main thread, until SIGTERM or SIGINT.
-    try:
-        kopf.run(
-            registry=make_registry(begin, end),
-            # Kopf's default is the user's name, and the user of a pod may have none.
-            identity=cast(Any, settings.election.identity),
-            standalone=True,  # the leader election decides who acts
-            clusterwide=True,  # which it need not be: there is nothing that Kopf watches
-        )
-    finally:
-        end()  # Kopf may not have called it, or not wait for it
+    kopf.run(
+        registry=make_registry(begin, end),
+        # Kopf's default is the user's name, and the user of a pod may have none.
+        identity=cast(Any, settings.election.identity),
+        standalone=True,  # the leader election decides who acts
+        clusterwide=True,  # which it need not be: there is nothing that Kopf watches
+    )
 
 
 def _raise_file_limit() -> None:
