@@ -161,13 +161,9 @@ def test_conflicts_are_checked_at_a_slow_pace(moves: list[str]) -> None:
 
 
 @given(MOVES)
-def test_a_core_without_a_call_says_what_it_waits_for(moves: list[str]) -> None:
+def test_a_core_waits_for_no_time_during_a_call(moves: list[str]) -> None:
     core = (shell := play(moves)).core
-    if shell.call is None:
-        paused = not core.may_write(core.next_epoch)
-        assert paused or (core.wake_at is not None) or core.awaited_epoch == core.next_epoch
-    else:
-        assert (core.wake_at, core.awaited_epoch) == (None, None)
+    assert shell.call is None or core.wake_at is None
 
 
 def test_a_failed_call_is_repeated_after_a_growing_back_off() -> None:

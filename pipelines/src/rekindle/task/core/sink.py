@@ -89,12 +89,6 @@ class SinkCore:
         return self._check_at if self.conflict is not None else None
 
     @property
-    def awaited_epoch(self) -> int | None:
-        """The epoch that the core waits for in the log; None if it waits for something else."""
-        ready = self._call is None and not self._failures and self.may_write(self.next_epoch)
-        return self.next_epoch if ready else None
-
-    @property
     def compares(self) -> bool:
         """Whether files of earlier boots are yet to be compared, or differ."""
         if self._compare_files_from is None:
