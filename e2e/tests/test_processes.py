@@ -43,11 +43,13 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) 
         assert child.exit_code == -9
 
 
-def test_a_paused_child_can_be_stopped(tmp_path: Path) -> None:
+def test_a_paused_child_does_not_run_and_can_be_stopped(tmp_path: Path) -> None:
     with ChildProcesses(tmp_path) as children:
         child = children.start("sleeper", ["sleep", "60"])
-        child.pause()
-        eventually(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
+        for _ in range(200):
+            child.resume()
+            child.pause()
+            assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
         children.stop(child, grace_s=10)
         assert child.exit_code == -15
 

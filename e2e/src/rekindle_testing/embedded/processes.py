@@ -49,8 +49,12 @@ class ChildProcess:
         return self._popen.poll()
 
     def pause(self) -> None:
-        """Freeze the group: its sockets stay open."""
+        """Freeze the group: its sockets stay open. Returns when no thread of the child runs."""
         self.signal(signal.SIGSTOP)
+        # The thread that gets the signal stops the others once it runs, which takes its time on a
+        # busy machine.
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         self._paused = True
 
     def resume(self) -> None:
