@@ -20,10 +20,11 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.cut_records import Position
-from rekindle.connectors.json_values import JsonValues
 from rekindle.connectors.kafka_client import RecordsRemoved, TopicClient, TopicUnavailable
 from rekindle.connectors.live_source import Reach, SourceRows
+from rekindle.connectors.record_values import ValueDecoder, declared_schema
 from rekindle.connectors.source import SourceContext
+from rekindle.connectors.value_formats import open_format
 from rekindle.engine.memory import plan_memory
 from rekindle.errors import SchemaMismatch, SourceFailed
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
@@ -61,7 +62,9 @@ class KafkaSource:
         expression = spec.event_time.expression if spec.event_time else None
         names = [f.name for f in node.schema if f.name not in added]
         payload = pa.schema([self._schema.field(name) for name in names])
-        self._values = JsonValues(payload, _parsed(expression, node.schema, set(names)))
+        event_time = _parsed(expression, node.schema, set(names))
+        format = open_format(options, declared_schema(payload, event_time))
+        self._values = ValueDecoder(format, payload, event_time)
         self._where = f"source {self._name}: topic {options.topic} at {options.bootstrap_servers}"
         memory = context.memory or plan_memory()
         self._epoch_bytes = memory.epoch_bytes
@@ -117,10 +120,26 @@ class KafkaSource:
         """Where partitions begin that were not read before."""
         if is_first and self._options.starting_offsets == "Latest":
             return self._client.ends(new)
-        time_ms = self._options.starting_time_ms if is_first else None
-        return (
-            self._client.beginnings(new) if time_ms is None else self._client.at_time(new, time_ms)
-        )
+        if is_first and (time_ms := self._options.starting_time_ms) is not None:
+            return self._client.at_time(new, time_ms)
+        given = self._options.starting_positions if is_first else None
+        if given is None:
+            return self._client.beginnings(new)
+        if unknown := sorted(p for p in given if p >= self._count):
+            raise SourceFailed(
+                f"{self._where} has {self._count} partitions, and startingOffsets names "
+                f"partition {unknown[0]}"
+            )
+        named = given.keys() & set(new)
+        ends = self._client.ends(named)
+        for partition in sorted(named):
+            if given[partition] > ends[partition]:
+                raise SourceFailed(
+                    f"{self._where}: startingOffsets begins partition {partition} at "
+                    f"{given[partition]}, and it ends at {ends[partition]}"
+                )
+        others = self._client.beginnings([p for p in new if p not in named])
+        return others | {p: given[p] for p in named}
 
     def _oldest(self, partitions: set[int], start: Mapping[int, int]) -> dict[int, int]:
         """The oldest offsets that are there."""
