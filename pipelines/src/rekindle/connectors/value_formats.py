@@ -28,7 +28,9 @@ class RawValues:
         return Parsed([Part(pa.RecordBatch.from_arrays([column], names=[self._name]))])
 
 
-def open_format(options: KafkaSourceSpec, declared: pa.Schema) -> ValueFormat:
+def open_format(
+    options: KafkaSourceSpec, declared: pa.Schema, registry: SchemaRegistry | None = None
+) -> ValueFormat:
     """Parses values to the columns of `declared`. Raises SourceFailed."""
     match options.format:
         case "json":
@@ -38,8 +40,6 @@ def open_format(options: KafkaSourceSpec, declared: pa.Schema) -> ValueFormat:
         case "raw":
             return RawValues(declared)
         case "avro":
-            registry = options.schema_registry
-            opened = SchemaRegistry(registry) if registry is not None else None
-            return AvroValues(declared, options.avro_schema, opened)
+            return AvroValues(declared, options.avro_schema, registry)
         case _:
             assert_never(options.format)
