@@ -232,6 +232,7 @@ class TopicClient:
             try:
                 found = future.result(timeout=_POLL_S)
             except TimeoutError:
+                self._admin.poll(0)  # calls `_observe`
                 if self._refusal is not None:
                     raise TopicRefused(self._refusal) from None
             else:

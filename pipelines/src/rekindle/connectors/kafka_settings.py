@@ -45,7 +45,8 @@ def client_settings(bootstrap_servers: str, security: KafkaSecuritySpec | None) 
 def refusal(error: KafkaError) -> str | None:
     """Why a broker does not accept the client, the same text for each attempt; None: another
     error."""
-    return _STATE.sub("", error.str()) if error.code() in _REFUSALS else None
+    is_refusal = error.code() in _REFUSALS or "SSL alert" in error.str()
+    return _STATE.sub("", error.str()) if is_refusal else None
 
 
 def _sasl(sasl: KafkaSaslSpec) -> dict[str, Any]:
