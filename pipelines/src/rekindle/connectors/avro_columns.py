@@ -139,7 +139,7 @@ Pass = Callable[[Cursors, Rows], object]
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class AvroColumn:
     """Reads a field of some records, which ascend, as an array of `type`."""
 
     read: Read
@@ -147,7 +147,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class AvroColumns:
     """Reads the columns that are declared, from records of one schema."""
 
     names: tuple[str, ...]
@@ -177,7 +177,7 @@ class ColumnBuilder:
         self._schema = schema
         self._passing: dict[str, Pass] = {}
 
-    def columns(self, declared: pa.Schema, names: Mapping[str, Sequence[str]]) -> Columns:
+    def columns(self, declared: pa.Schema, names: Mapping[str, Sequence[str]]) -> AvroColumns:
         """`names`: by column, the names that its field may have. A column without a field is not
         among the columns. Raises UnreadableSchema."""
         fields, found = list[tuple[str, Read | Pass]](), list[str]()
@@ -188,9 +188,9 @@ class ColumnBuilder:
             else:
                 fields.append((target.name, self._read(field.type, target.type, field.name).read))
                 found.append(target.name)
-        return Columns(tuple(found), tuple(fields))
+        return AvroColumns(tuple(found), tuple(fields))
 
-    def _read(self, given: AvroType, target: pa.DataType, path: str) -> Column:
+    def _read(self, given: AvroType, target: pa.DataType, path: str) -> AvroColumn:
         match given:
             case Primitive():
                 return _primitive(given, path)
@@ -208,7 +208,7 @@ class ColumnBuilder:
                 kind = type(given).__name__.removesuffix("Of").removesuffix("Name").lower()
                 raise UnreadableSchema(f"field {path}: a {kind} is not read as {target}")
 
-    def _union(self, branches: Sequence[AvroType], target: pa.DataType, path: str) -> Column:
+    def _union(self, branches: Sequence[AvroType], target: pa.DataType, path: str) -> AvroColumn:
         values = [b for b in branches if b != Primitive("null")]
         if len(values) != 1:
             raise UnreadableSchema(f"field {path}: a union of {len(values)} types besides null")
@@ -227,9 +227,9 @@ class ColumnBuilder:
                 places[chosen] = np.arange(len(chosen))
             return found if len(found) == len(rows) else found.take(_places(places))
 
-        return Column(read, column.type)
+        return AvroColumn(read, column.type)
 
-    def _struct(self, fields: Sequence[AvroField], target: pa.StructType, path: str) -> Column:
+    def _struct(self, fields: Sequence[AvroField], target: pa.StructType, path: str) -> AvroColumn:
         """Fields that the record lacks are NULL."""
         names = [f.name for f in target]
         types = {f.name: f.type for f in target}
@@ -253,9 +253,9 @@ class ColumnBuilder:
                     passing[name](cursors, rows)
             return pa.StructArray.from_arrays([found[n] for n in names], fields=of)
 
-        return Column(read, pa.struct(of))
+        return AvroColumn(read, pa.struct(of))
 
-    def _array(self, items: AvroType, target: pa.ListType, path: str) -> Column:
+    def _array(self, items: AvroType, target: pa.ListType, path: str) -> AvroColumn:
         column = self._read(items, target.value_type, f"{path}[]")
         type_ = pa.list_(column.type)
 
@@ -274,7 +274,7 @@ class ColumnBuilder:
             found = pa.concat_arrays(parts).take(pa.array(order))
             return pa.ListArray.from_arrays(pa.array(offsets), found, type=type_)
 
-        return Column(read, type_)
+        return AvroColumn(read, type_)
 
     def _pass(self, given: AvroType, path: str) -> Pass:
         match given:
@@ -364,15 +364,15 @@ def _places(places: Longs) -> pa.Array:
     return pa.array(places, mask=places < 0)
 
 
-def _enumeration(symbols: Sequence[str], path: str) -> Column:
+def _enumeration(symbols: Sequence[str], path: str) -> AvroColumn:
     texts = pa.array(symbols, pa.string())
-    return Column(
+    return AvroColumn(
         lambda cursors, rows: texts.take(_places(_index(cursors, rows, len(symbols), path))),
         pa.string(),
     )
 
 
-def _fixed(given: Fixed, path: str) -> Column:
+def _fixed(given: Fixed, path: str) -> AvroColumn:
     def read(cursors: Cursors, rows: Rows) -> pa.Array:
         found = np.ascontiguousarray(cursors.fixed(rows, given.size))
         buffers = [None, pa.py_buffer(found)]
@@ -380,32 +380,34 @@ def _fixed(given: Fixed, path: str) -> Column:
 
     if given.logical == "decimal":
         return _decimal(read, given.precision, given.scale, path)
-    return Column(read, pa.binary(given.size))
+    return AvroColumn(read, pa.binary(given.size))
 
 
-def _primitive(given: Primitive, path: str) -> Column:
+def _primitive(given: Primitive, path: str) -> AvroColumn:
     match given.kind:
         case "null":
-            return Column(lambda cursors, rows: pa.nulls(len(rows)), pa.null())
+            return AvroColumn(lambda cursors, rows: pa.nulls(len(rows)), pa.null())
         case "boolean":
-            return Column(lambda cursors, rows: _booleans(cursors, rows, path), pa.bool_())
+            return AvroColumn(lambda cursors, rows: _booleans(cursors, rows, path), pa.bool_())
         case "int" if given.logical == "date":
-            return Column(
+            return AvroColumn(
                 lambda cursors, rows: pa.array(_ints(cursors, rows, path).astype(np.int32)).view(
                     pa.date32()
                 ),
                 pa.date32(),
             )
         case "int":
-            return Column(lambda cursors, rows: pa.array(_ints(cursors, rows, path)), pa.int64())
+            return AvroColumn(
+                lambda cursors, rows: pa.array(_ints(cursors, rows, path)), pa.int64()
+            )
         case "long":
             type_ = _TIMES.get(given.logical, pa.int64())
-            return Column(
+            return AvroColumn(
                 lambda cursors, rows: pa.array(cursors.longs(rows, path)).view(type_), type_
             )
         case "float" | "double":
             size = 4 if given.kind == "float" else 8
-            return Column(
+            return AvroColumn(
                 lambda cursors, rows: pa.array(
                     np.ascontiguousarray(cursors.fixed(rows, size)).view(f"<f{size}").reshape(-1)
                 ),
@@ -419,9 +421,9 @@ def _primitive(given: Primitive, path: str) -> Column:
                 path,
             )
         case "bytes":
-            return Column(lambda cursors, rows: cursors.binaries(rows, path), pa.binary())
+            return AvroColumn(lambda cursors, rows: cursors.binaries(rows, path), pa.binary())
         case _:
-            return Column(lambda cursors, rows: _texts(cursors, rows, path), pa.string())
+            return AvroColumn(lambda cursors, rows: _texts(cursors, rows, path), pa.string())
 
 
 def _booleans(cursors: Cursors, rows: Rows, path: str) -> pa.Array:
@@ -453,7 +455,7 @@ def _texts(cursors: Cursors, rows: Rows, path: str) -> pa.Array:
         return pa.array(texts, pa.string())
 
 
-def _decimal(read: Read, precision: int, scale: int, path: str) -> Column:
+def _decimal(read: Read, precision: int, scale: int, path: str) -> AvroColumn:
     """Two's complement, the most significant byte first."""
     if not 1 <= precision <= _MOST_DIGITS:
         raise UnreadableSchema(f"field {path}: a decimal of {precision} digits")
@@ -471,4 +473,4 @@ def _decimal(read: Read, precision: int, scale: int, path: str) -> Column:
                 numbers.append(Decimal((int(number < 0), digits, -scale)))
         return pa.array(numbers, type_)
 
-    return Column(of, type_)
+    return AvroColumn(of, type_)

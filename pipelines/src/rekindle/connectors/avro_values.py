@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 
-from rekindle.connectors.avro_columns import ColumnBuilder, Columns, UnreadableSchema
+from rekindle.connectors.avro_columns import AvroColumns, ColumnBuilder, UnreadableSchema
 from rekindle.connectors.avro_defaults import encode_default
 from rekindle.connectors.conversions import TextRules
 from rekindle.connectors.record_values import Numbers, Parsed, Part, Values, present_values
@@ -42,7 +42,7 @@ class Schemas(Protocol):
 class _Reader:
     """`added`: columns that records of the schema lack, with one row."""
 
-    columns: Columns
+    columns: AvroColumns
     added: Mapping[str, pa.Array]
 
 
