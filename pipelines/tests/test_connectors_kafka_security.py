@@ -94,11 +94,13 @@ def topic(
     with KafkaBroker(directory / "broker", settings, print, protocols) as broker:
         topic = new_topic(broker)
         mechanisms = admin.ScramMechanism.SCRAM_SHA_256, admin.ScramMechanism.SCRAM_SHA_512
-        for mechanism in mechanisms:
-            user = admin.UserScramCredentialUpsertion(
+        users = [
+            admin.UserScramCredentialUpsertion(
                 "alice", admin.ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
             )
-            topic.administer(lambda client, user=user: client.alter_user_scram_credentials([user]))
+            for mechanism in mechanisms
+        ]
+        topic.administer(lambda client: client.alter_user_scram_credentials(users))
         topic.send([{"id": 1}])
         yield topic
 

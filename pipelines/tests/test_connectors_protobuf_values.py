@@ -54,7 +54,7 @@ def file() -> descriptor_pb2.FileDescriptorProto:
     for number, (name, kind, type_name, repeated) in enumerate(fields, 1):
         label = T.LABEL_REPEATED if repeated else T.LABEL_OPTIONAL
         field = order.field.add(name=name, number=number, label=label)
-        field.type = kind  # type: ignore[assignment]  # a plain number
+        field.type = kind
         if type_name:
             field.type_name = type_name
     return made

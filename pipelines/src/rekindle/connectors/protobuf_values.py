@@ -212,11 +212,12 @@ def _lists(values: Sequence[Sequence[Any]], build: _Build) -> pa.Array:
 
 def _time_us(time: Any) -> int:
     """Raises ValueError."""
-    if time.nanos % 1000 or not 0 <= time.nanos < 1_000_000_000:
-        raise ValueError(f"a Timestamp of {time.nanos} nanoseconds is none of microseconds")
-    us = int(time.seconds) * 1_000_000 + time.nanos // 1000
+    seconds, nanos = int(time.seconds), int(time.nanos)
+    if nanos % 1000 or not 0 <= nanos < 1_000_000_000:
+        raise ValueError(f"a Timestamp of {nanos} nanoseconds is none of microseconds")
+    us = seconds * 1_000_000 + nanos // 1000
     if not -_MOST_US <= us < _MOST_US:
-        raise ValueError(f"a Timestamp of {time.seconds} seconds is no TIMESTAMP")
+        raise ValueError(f"a Timestamp of {seconds} seconds is no TIMESTAMP")
     return us
 
 
