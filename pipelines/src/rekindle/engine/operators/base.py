@@ -14,13 +14,18 @@ import pyarrow as pa
 
 from rekindle.engine.epochs import Clock
 from rekindle.engine.model import DroppedRows, table_id
-from rekindle.engine.state.operator import OperatorState
+from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState
 from rekindle.engine.state.runs import RunShape
 from rekindle.engine.state.spill import RunFiles
 from rekindle.topology.model import Node
 
 ONLY_TABLE = ""
 """Name of the table of an operator that has one."""
+LACKS = "lacks"
+"""The table of an operator whose results depend on what it lacks also later, when rows of that time
+have been dropped, or whose other tables need all rows that it has. It has no rows: only its
+`first_live_pane_us` is used (`lacks_us`)."""
+LACKS_SHAPE = RunShape(())
 
 
 class Aggregation(Enum):
@@ -111,6 +116,11 @@ class Operator(Protocol):
         """SQL of the operator's rows, with these system columns first, over the view `view_name` of
         `view`, which has them too."""
         ...
+
+
+def lacks_us(tables: Mapping[str, OperatorState]) -> int:
+    """The event time through which an operator with the table LACKS may lack rows."""
+    return max(tables[LACKS].first_live_pane_us - 1, BEGIN_OF_PANES)
 
 
 def view_name(operator: Operator) -> str:

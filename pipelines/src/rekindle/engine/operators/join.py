@@ -23,11 +23,11 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rekindle.engine.epochs import EPOCH, LATE_BEFORE, Clock
+from rekindle.engine.epochs import EPOCH, Clock
 from rekindle.engine.external_sort import RowBuffer
 from rekindle.engine.model import DroppedRows
+from rekindle.engine.operators.arrivals import arrivals, reachable_from
 from rekindle.engine.operators.base import Advanced, Aggregation, Analyze, Evaluate, view_name
 from rekindle.engine.operators.matches import MARKS, Matched, is_marked, rows_of
 from rekindle.engine.state.keeping import (
@@ -39,7 +39,7 @@ from rekindle.engine.state.keeping import (
     slice_of,
 )
 from rekindle.engine.state.lookup import Probes, between, find
-from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, OperatorState
+from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import (
     HASH,
     NUMBER,
@@ -52,7 +52,6 @@ from rekindle.engine.state.runs import (
 )
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import OperatorRefused
-from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 from rekindle.topology.model import Node, Topology
 from rekindle.topology.operators.join import JoinOperatorKind
 from rekindle.topology.spec import OperatorSpec
@@ -61,9 +60,6 @@ from rekindle.topology.sql.tokens import quote
 
 PAIRS = 1 << 17
 """About how many pairs are made at once."""
-MAX_TIME_US = 1 << 62
-"""Rows with event times beyond this have none: a bound of the rows that match them could have more
-than 64 bits."""
 NUMBER_OF_PAIR = "__n"
 _SIDES = ("left", "right")
 _WRITTEN: Mapping[str, tuple[bool, tuple[int, ...], tuple[int, ...]]] = {
@@ -102,22 +98,17 @@ class Side:
         """The rows of a call, as they are kept, and how many others there are. A NULL in a key
         equals nothing; `with_nulls`: such rows are kept nevertheless."""
         numbers = numbers_of(int64s(rows.column(EPOCH)))
-        times = rows.column(self.time).cast(pa.int64())
-        timed = times.is_valid().to_numpy()
-        microseconds = pc.fill_null(times, 0).to_numpy()
-        timed &= (microseconds > -MAX_TIME_US) & (microseconds < MAX_TIME_US)
-        late = timed & (microseconds < int64s(rows.column(LATE_BEFORE)))
-        kept = timed & ~late
+        found = arrivals(rows, self.time)
+        times, kept = found.times, found.in_time
         keys = self.columns[: len(self.shape.keys)]
         for key in () if with_nulls else keys:
-            kept &= rows.column(key).is_valid().to_numpy()
-        dropped = DroppedRows(int(late.sum()), int((~timed).sum()))
+            kept = kept & rows.column(key).is_valid().to_numpy()
         if not kept.all():
-            mask = pa.array(kept)
-            rows, microseconds, numbers = rows.filter(mask), microseconds[kept], numbers[kept]
+            rows, times, numbers = rows.filter(pa.array(kept)), times[kept], numbers[kept]
         columns = [rows.column(name) for name in self.columns]
         of_keys, values = columns[: len(keys)], columns[len(keys) :]
-        return rows_to_keep(self.shape, slice_us, microseconds, numbers, of_keys, values), dropped
+        of_table = rows_to_keep(self.shape, slice_us, times, numbers, of_keys, values)
+        return of_table, found.dropped
 
     def probes(self, rows: pa.Table) -> Probes:
         times = int64s(rows.column(TIME))
@@ -126,9 +117,7 @@ class Side:
 
     def matchable_from(self, watermark: int) -> int:
         """The event time from which on rows can be matched by rows that are not late."""
-        if watermark in (NO_WATERMARK, END_OF_INPUT):
-            return BEGIN_OF_PANES if watermark == NO_WATERMARK else END_OF_PANES
-        return max(BEGIN_OF_PANES, watermark - self.late_us)
+        return reachable_from(watermark, self.late_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from rekindle.errors import Problem
 from rekindle.topology.schema import Field, Schema, is_nested, type_to_ddl
 from rekindle.topology.spec import OperatorSpec
-from rekindle.topology.windows.kind import Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,18 @@ class Stream:
     """Why there is no event time, if there is none."""
     at_window_end: bool | None = False
     """Whether event time is the end of a window, which is exclusive; None: for some rows only."""
+
+
+class TimedResults(Protocol):
+    """Results of rows of a time, by event time; of windows by their start."""
+
+    def first_complete(self, lacks_us: int) -> int:
+        """The first result that has all its rows, if rows through `lacks_us` may be missing."""
+        ...
+
+    def first_open(self, watermark_us: int) -> int:
+        """The first result that is not written yet."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -72,8 +83,8 @@ class OperatorKind(ABC):
         """What it does, for a drawing."""
         ...
 
-    def windows(self) -> Windows | None:
-        """The windows whose results are its rows; None: they are not results of windows."""
+    def results(self) -> TimedResults | None:
+        """Which results lack rows; None: what lacks a row of an input is one row of its own."""
         return None
 
     def reach_us(self) -> int:
