@@ -205,6 +205,16 @@ class JoinSpec(Spec):
     """What is written while an input is missing: pairs that match, or nothing."""
 
 
+class DistinctSpec(Spec):
+    keys: tuple[str, ...]
+    """Columns: rows with the same values in all of them are repetitions of each other."""
+    within: Duration
+    """How far apart the event times of two repetitions are at most, exclusive."""
+    keep: Literal["First", "Last"] = "First"
+    """Which [row](topology.md#distinct) is written: the first one at once, or the last one when
+    event time says that it is."""
+
+
 class OperatorCheckpointSpec(Spec):
     mode: Literal["Global", "PerWindow"] = "Global"
     """State is saved for all windows together, or for each."""
@@ -235,8 +245,8 @@ class OperatorSpec(Spec):
     """[Aggregates](topology.md#window) over windows of event time."""
     join: JoinSpec | None = None
     """[Rows of two inputs](topology.md#join) that match."""
-    distinct: dict[str, Any] | None = None
-    """Rows with keys that have not occurred before."""
+    distinct: DistinctSpec | None = None
+    """[One row](topology.md#distinct) for each key within a time."""
     python: dict[str, Any] | None = None
     """A Python function."""
     checkpoint: OperatorCheckpointSpec = Field(default_factory=OperatorCheckpointSpec)
