@@ -27,6 +27,7 @@ from rekindle.engine.spark.chain import SparkChain
 
 pytestmark = pytest.mark.spark
 
+KEEPS = [pytest.param("First", marks=pytest.mark.long), "Last"]
 TWICE = """
 - name: both
   inputs: [rows]
@@ -52,7 +53,7 @@ def ended(epochs: list[EpochInput]) -> list[EpochInput]:
     return [*epochs, EpochInput(last.epoch + 1, last.watermark, END_OF_INPUT, nothing)]
 
 
-@pytest.mark.parametrize("keep", ["First", "Last"])
+@pytest.mark.parametrize("keep", KEEPS)
 def test_sql_reads_and_writes_what_distinct_does(start: StartSession, keep: str) -> None:
     before = (
         '- {name: twice, inputs: [rows], sql: "SELECT * FROM rows UNION ALL SELECT * FROM rows"}'
@@ -80,7 +81,7 @@ def test_sql_reads_and_writes_what_distinct_does(start: StartSession, keep: str)
     assert (dropped.late, dropped.null_event_time) == (late, untimed)
 
 
-@pytest.mark.parametrize("keep", ["First", "Last"])
+@pytest.mark.parametrize("keep", KEEPS)
 def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     start: StartSession, keep: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -104,7 +105,7 @@ def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     assert len(set(found[0][0])) > 3
 
 
-@pytest.mark.parametrize("keep", ["First", "Last"])
+@pytest.mark.parametrize("keep", KEEPS)
 def test_a_window_behind_has_all_of_its_rows(start: StartSession, keep: str) -> None:
     epochs = ended(edge_case_epochs(4, 10, 200))
     operators = TWICE.replace("KEEP", keep)
@@ -137,18 +138,18 @@ def test_the_example_of_the_documentation(tmp_path: Path) -> None:
     _, _, of_distinct = DOCUMENTATION.partition("### distinct\n")
     manifest, clicks = _BLOCK.findall(sessions)
     operator = _BLOCK.findall(of_distinct)[0]
+    assert "keep: First" in operator
+    last = operator.replace("visits", "last").replace("First", "Last")
+    text = re.sub(r"(?s)  - name: visits\n.*?(?=  queries)", operator + last, manifest)
+    text += '  - {name: last, from: last, sink: {files: {url: "file:///output/last"}}}\n'
     (tmp_path / "clicks.csv").write_text(clicks)
-    found = {}
-    for keep in ("First", "Last"):
-        of_keep = operator.replace("keep: First", f"keep: {keep}")
-        text = re.sub(r"(?s)  - name: visits\n.*?(?=  queries)", of_keep, manifest)
-        (tmp_path / "visits.yaml").write_text(text)
-        out = str(tmp_path / keep)
-        assert (
-            main(["run", str(tmp_path / "visits.yaml"), "--input", str(tmp_path), "--output", out])
-            == 0
-        )
-        rows = read_sink(f"file://{out}/visits").to_pylist()
-        found[keep] = sorted(f"{row['at']:%H:%M} {row['user']} {row['page']}" for row in rows)
-    assert found["First"] == ["10:00 ann a", "10:25 bob a", "11:00 ann c", "11:40 bob d"]
-    assert found["Last"] == ["10:20 ann b", "10:25 bob a", "11:00 ann c", "11:40 bob d"]
+    (tmp_path / "visits.yaml").write_text(text)
+    arguments = ["run", str(tmp_path / "visits.yaml"), "--input", str(tmp_path)]
+    assert main([*arguments, "--output", str(tmp_path / "out")]) == 0
+
+    def found(query: str) -> list[str]:
+        rows = read_sink(f"file://{tmp_path}/out/{query}").to_pylist()
+        return sorted(f"{row['at']:%H:%M} {row['user']} {row['page']}" for row in rows)
+
+    assert found("visits") == ["10:00 ann a", "10:25 bob a", "11:00 ann c", "11:40 bob d"]
+    assert found("last") == ["10:20 ann b", "10:25 bob a", "11:00 ann c", "11:40 bob d"]

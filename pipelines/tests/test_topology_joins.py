@@ -110,6 +110,44 @@ def test_a_semi_join_has_the_columns_of_the_first_input() -> None:
 
 
 @pytest.mark.parametrize(
+    ("type", "select", "expected"),
+    [
+        ("Left", "orders.t, payments.u", "t"),
+        ("Left", "payments.u", None),
+        ("Anti", "orders.t", "t"),
+        ("Right", "orders.t, payments.u", "u"),
+        ("Full", "orders.t, payments.u", None),
+    ],
+)
+def test_the_event_time_of_an_outer_join_is_never_null(
+    type: str, select: str, expected: str | None
+) -> None:
+    assert event_time(topology(join(type=type, select=select))) == expected
+
+
+def test_a_window_cannot_read_what_has_no_event_time() -> None:
+    with pytest.raises(InvalidTopology, match="both, a Full join, may lack either event time"):
+        topology(join(type="Full"), WINDOW, "w")
+    with pytest.raises(InvalidTopology, match=r"both does not select payments\.u, an event time"):
+        topology(join(type="Right", select="orders.t"), WINDOW, "w")
+
+
+@pytest.mark.parametrize(
+    ("type", "expected"),
+    [("Left", (6, 20)), ("Anti", (6, 20)), ("Right", (21, 5)), ("Full", (21, 20))],
+)
+def test_what_matches_nothing_is_known_later(type: str, expected: tuple[int, int]) -> None:
+    kind = kind_of(
+        topology(f'{{"on": "{ON}", type: {type}, before: 5us, after: 20us}}').nodes["both"].spec
+    )
+    assert kind is not None
+    assert kind.needs_all_rows
+    results = kind.results()
+    assert results is not None
+    assert (results.first_complete(0), -results.first_open(0)) == expected
+
+
+@pytest.mark.parametrize(
     ("on", "expected"),
     [
         (ON, JoinCondition((("k", "ok"),), has_more=False)),

@@ -187,8 +187,9 @@ class WindowSpec(Spec):
 
 class JoinSpec(Spec):
     type: Literal["Inner", "Left", "Right", "Full", "Semi", "Anti"] = "Inner"
-    """Which rows are written: pairs that match (`Inner`), rows of the first input that match one
-    (`Semi`). *Not yet*: the others, which write rows of an input that match none."""
+    """Which rows are written: pairs that match, with `Left`, `Right` and `Full` also rows of the
+    first, the second and either input that match none; rows of the first input that match one
+    (`Semi`) or none (`Anti`)."""
     on: str
     """[Condition](topology.md#join) over both inputs, with at least one equality:
     `orders.id = payments.order_id AND payments.amount > 0`."""

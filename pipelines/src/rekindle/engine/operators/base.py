@@ -14,7 +14,12 @@ import pyarrow as pa
 
 from rekindle.engine.epochs import Clock
 from rekindle.engine.model import DroppedRows, table_id
-from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState
+from rekindle.engine.state.operator import (
+    BEGIN_OF_PANES,
+    END_OF_PANES,
+    OperatorState,
+    begins_after,
+)
 from rekindle.engine.state.runs import RunShape
 from rekindle.engine.state.spill import RunFiles
 from rekindle.topology.model import Node
@@ -89,6 +94,12 @@ class Operator(Protocol):
         """Whether `query` groups rows, and Spark can use hash aggregation for it."""
         ...
 
+    @property
+    def asserts_absence(self) -> bool:
+        """Whether some of its rows say that a row has not come. It has the table LACKS, and writes
+        no such row for which it may lack one."""
+        ...
+
     def query(self, inputs: Sequence[str], method: Aggregation) -> str | None:
         """SQL over the inputs, whose rows have SYSTEM_COLUMNS. None: `advance` gets the rows of
         each input as they are, system columns first."""
@@ -121,6 +132,16 @@ class Operator(Protocol):
 def lacks_us(tables: Mapping[str, OperatorState]) -> int:
     """The event time through which an operator with the table LACKS may lack rows."""
     return max(tables[LACKS].first_live_pane_us - 1, BEGIN_OF_PANES)
+
+
+def without_all_rows(
+    operator: Operator, tables: Mapping[str, OperatorState]
+) -> Mapping[str, OperatorState]:
+    """The operator's tables on a branch that lacks rows of an input: of which times is not known,
+    so nothing that follows on the branch says that a row has not come."""
+    if not operator.asserts_absence:
+        return tables
+    return {**tables, LACKS: begins_after(tables[LACKS], END_OF_PANES)}
 
 
 def view_name(operator: Operator) -> str:

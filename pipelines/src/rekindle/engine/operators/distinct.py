@@ -89,6 +89,7 @@ class DistinctOperator:
     keeps_last: bool
 
     hashes_groups = False
+    asserts_absence = False
 
     @cached_property
     def _rows(self) -> RunShape:
@@ -227,10 +228,9 @@ class DistinctOperator:
 
         left_out = np.maximum(found.lengths - LAST_ROWS, 0)
         compare(replace(found, first=found.first + left_out, lengths=found.lengths - left_out))
-        undecided = (left_out > 0) & ~replaced[found.probe]
-        columns = {"probe": found.probe, "run": found.run, "first": found.first}
-        chosen = {name: column[undecided] for name, column in columns.items()}
-        compare(replace(found, lengths=left_out[undecided], **chosen))
+        rest = (left_out > 0) & ~replaced[found.probe]
+        probe, run, first = found.probe[rest], found.run[rest], found.first[rest]
+        compare(Found(probes, found.runs, probe, run, first, left_out[rest]))
         return replaced
 
     def _of_equal_keys(self, found: Found, rows: pa.Table) -> Iterator[tuple[Int64s, pa.Table]]:

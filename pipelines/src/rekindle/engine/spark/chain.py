@@ -30,7 +30,14 @@ from rekindle.engine.epochs import (
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
-from rekindle.engine.operators.base import LACKS, Aggregation, Operator, tables_of, view_name
+from rekindle.engine.operators.base import (
+    LACKS,
+    Aggregation,
+    Operator,
+    tables_of,
+    view_name,
+    without_all_rows,
+)
 from rekindle.engine.spark.analysis import Analyzer
 from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.steps import Step, is_divisible, plan_steps, step_sql
@@ -185,7 +192,8 @@ class SparkChain:
         for prepared in self._steps_for_one_epoch if len(epochs) == 1 else self._steps_for_epochs:
             rows = self._run(prepared, views, to_view, span)
             if (operator := prepared.step.end) is not None:
-                states, found = self._advance(operator, states, rows, clock, span)
+                complete = all(epoch.complete for epoch in epochs)
+                states, found = self._advance(operator, states, rows, clock, span, complete)
                 clock = _delayed(clock, operator.delay_us)
                 views = {view_name(operator): found}
                 to_view = partial(_view, operator=operator, clock=clock)
@@ -270,10 +278,13 @@ class SparkChain:
         rows: Sequence[pa.Table | None],
         clock: Clock,
         span: str,
+        complete: bool,
     ) -> tuple[Mapping[str, OperatorState], pa.Table]:
         ids = tables_of(operator)
         what = f"operator {operator.node.name}, {span}"
         tables = {name: states.get(table, EMPTY) for name, table in ids.items()}
+        if not complete:
+            tables = dict(without_all_rows(operator, tables))
         advanced = operator.advance(
             tables, rows, clock, self._run_files, partial(self._sql_runner.run, what=what)
         )
@@ -299,6 +310,8 @@ def _check_order(epochs: Sequence[EpochInput]) -> None:
     for one, two in pairwise(epochs):
         if two.epoch <= one.epoch or two.watermark_before != one.watermark:
             raise ValueError(f"epoch {two.epoch} does not follow epoch {one.epoch}")
+    if len(epochs) > 1 and not all(epoch.complete for epoch in epochs):
+        raise ValueError(f"epoch {epochs[0].epoch} and later ones lack rows: each needs a call")
 
 
 def _same(table: pa.Table) -> pa.Table:
