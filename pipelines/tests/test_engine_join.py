@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from joined_rows import (
     AFTER,
     BEFORE,
+    Row,
     Written,
     call,
     histories,
@@ -173,10 +174,11 @@ def test_a_join_that_begins_anew_writes_what_surely_matches_nothing(
     type: str, drawn: Drawn, later: Drawn, bound: int
 ) -> None:
     """Rows through `bound` may be missing, all later ones are there."""
-    missed = [
-        (*([row for row in side if (row[2] or 0) <= bound] for side in sides), step)
-        for *sides, step in drawn
-    ]
+
+    def early(rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if (row[2] or 0) <= bound]
+
+    missed = [(early(left), early(right), step) for left, right, step in drawn]
     join, found = operator(type), history([*missed, *later, END])
     tables = {LACKS: begins_after(EMPTY, bound)}
     rows = rows_of(call(join, tables, inputs_of(found)[len(drawn) :]).rows)

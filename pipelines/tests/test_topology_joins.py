@@ -11,6 +11,8 @@ from joined_rows import topology
 from rekindle.arrow_types import arrow_schema
 from rekindle.engine.operators.join import open_join
 from rekindle.errors import InvalidTopology
+from rekindle.protocol import TaskRef
+from rekindle.task.config import consistency_settings
 from rekindle.topology.drawing.text import describe_node
 from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Exchange, Topology
@@ -175,6 +177,36 @@ def test_what_lacks_rows_lacks_pairs_for_as_long_as_rows_match() -> None:
     assert kind is not None
     assert kind.reach_us() == 3_600_000_000
     assert not kind.needs_all_rows
+
+
+def test_a_join_that_blocks_is_no_other_join() -> None:
+    """What it computes is the same, so an edit of it keeps the state."""
+    one, other = topology(join()), topology(join(whenMissing="Block"))
+    assert [segment.blocks for segment in one.segments] == [False] * 3
+    assert [segment.blocks for segment in other.segments] == [False, False, True]
+    assert one.segments[-1].id == other.segments[-1].id
+    task = TaskRef(segment=other.segments[-1].id, partition=0, replica=0, incarnation=1)
+    blocking = [
+        consistency_settings(compiled, compiled.segments[-1], task).blocking_inputs
+        for compiled in (one, other)
+    ]
+    assert blocking == [frozenset(), frozenset({0, 1})]
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [
+        ("EmitMatches", [{"orders", "both", "w"}, {"payments", "both", "w"}]),
+        ("Block", [{"orders", "payments", "both", "w"}] * 2),
+    ],
+)
+def test_a_path_through_a_join_that_blocks_needs_both_inputs(
+    missing: str, expected: list[set[str]]
+) -> None:
+    compiled = topology(join(whenMissing=missing), WINDOW, "w")
+    names = {segment.id: segment.name for segment in compiled.segments}
+    query = next(q for q in compiled.spec.queries if q.from_ == "w")
+    assert [{names[id] for id in path} for path in compiled.paths(query)] == expected
 
 
 def test_a_drawing_says_what_is_joined() -> None:

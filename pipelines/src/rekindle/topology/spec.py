@@ -203,7 +203,8 @@ class JoinSpec(Spec):
     select: str | None = None
     """Columns of the output: `orders.*, payments.amount`. Without it all columns of both."""
     when_missing: Literal["EmitMatches", "Block"] = "EmitMatches"
-    """What is written while an input is missing: pairs that match, or nothing."""
+    """What is written while an input is missing and `maxDelay` is over: pairs that match, or
+    nothing before it is back."""
 
 
 class DistinctSpec(Spec):

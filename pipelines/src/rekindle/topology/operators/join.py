@@ -68,6 +68,11 @@ class UnmatchedRows:
 
 class JoinOperatorKind(OperatorKind):
     distributes_rows = True
+    not_in_id = (JoinSpec.name_of("when_missing"),)
+
+    @property
+    def blocks(self) -> bool:
+        return self.spec.when_missing == "Block"
 
     @property
     def spec(self) -> JoinSpec:

@@ -50,6 +50,8 @@ class OperatorKind(ABC):
 
     distributes_rows: ClassVar[bool] = False
     """Whether it always has keys by which rows are distributed."""
+    not_in_id: ClassVar[tuple[str, ...]] = ()
+    """Fields of its spec that have no effect on what is computed, by their names in a resource."""
     inherits_partitions: ClassVar[bool] = False
     """Whether it has the partitions of its input, if it has neither keys nor `partitions`."""
 
@@ -57,6 +59,12 @@ class OperatorKind(ABC):
     def needs_all_rows(self) -> bool:
         """Whether a result without one of its rows would be wrong, and not only be missing: if it
         begins later than the topology, it is told from which event time on it has all rows."""
+        return False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether no epoch is processed without one of its inputs, also if results may be
+        tentative."""
         return False
 
     def check(self, path: str) -> Iterator[Problem]:
