@@ -106,6 +106,8 @@ def task_template_digest(
     if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
         parts["consistency"] = [topology.spec.max_delay, availability]
+        if segment.blocks:
+            parts["blocks"] = True
     first = topology.nodes[segment.nodes[0]].spec
     if isinstance(first, SourceSpec) and (applied := first.kind[1].applied_to_new_pods):
         parts["source"] = applied
