@@ -312,7 +312,9 @@ def test_a_schema_that_is_none_is_refused(schema: str, message: str) -> None:
 
 
 def test_a_column_that_no_field_can_be_is_refused_at_once() -> None:
-    with pytest.raises(SchemaMismatch, match="avroSchema: field id: a record is not read as int64"):
+    with pytest.raises(
+        SchemaMismatch, match="avroSchema: field id: a record is not read as BIGINT"
+    ):
         decode([], record(id=INNER), "id BIGINT")
 
 

@@ -94,7 +94,7 @@ def topic(
     with KafkaBroker(directory / "broker", settings, print, protocols) as broker:
         topic = new_topic(broker)
         mechanisms = admin.ScramMechanism.SCRAM_SHA_256, admin.ScramMechanism.SCRAM_SHA_512
-        users = [
+        users: list[admin.UserScramCredentialAlteration] = [
             admin.UserScramCredentialUpsertion(
                 "alice", admin.ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
             )

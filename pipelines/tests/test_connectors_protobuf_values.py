@@ -194,8 +194,8 @@ def test_values_of_a_registry_name_their_message() -> None:
     ("columns", "message", "error"),
     [
         ("id INT", "shop.Ordr", "shop.Ordr is not among the descriptors, which have .*shop.Order"),
-        ("id INT, tags STRING", "shop.Order", "field tags: a repeated field is not read as string"),
-        ("inner INT", "shop.Order", "field inner: a message is not read as int32"),
+        ("id INT, tags STRING", "shop.Order", "field tags: a repeated field is not read as STRING"),
+        ("inner INT", "shop.Order", "field inner: a message is not read as INT"),
     ],
 )
 def test_what_cannot_be_read_is_refused_at_once(columns: str, message: str, error: str) -> None:

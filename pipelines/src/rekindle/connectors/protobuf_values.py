@@ -20,6 +20,7 @@ import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.conversions import TextRules
 from rekindle.connectors.record_values import Parsed, Part, Values, present_values
 from rekindle.errors import SchemaMismatch
@@ -158,7 +159,8 @@ def _field(field: Any, target: pa.DataType, path: str) -> Read:
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
             raise SchemaMismatch(f"field {path}: a map is not read as a column")
         if not pa.types.is_list(target):
-            raise SchemaMismatch(f"field {path}: a repeated field is not read as {target}")
+            wanted = arrow_to_ddl(target)
+            raise SchemaMismatch(f"field {path}: a repeated field is not read as {wanted}")
         build = _values(field, target.value_type, path)
         return lambda messages: _lists([get(m) for m in messages], build)
     build = _values(field, target, path)
@@ -185,7 +187,7 @@ def _messages(message: Any, target: pa.DataType, path: str) -> _Build:
     if message.full_name == _TIMESTAMP and not pa.types.is_struct(target):
         return lambda values: pa.array([_time_us(v) for v in values], pa.timestamp("us", "UTC"))
     if not pa.types.is_struct(target):
-        raise SchemaMismatch(f"field {path}: a message is not read as {target}")
+        raise SchemaMismatch(f"field {path}: a message is not read as {arrow_to_ddl(target)}")
     fields = {f.name: f for f in message.fields}
     columns = [
         _field(fields[f.name], f.type, f"{path}.{f.name}") if f.name in fields else _nulls

@@ -52,7 +52,8 @@ class KafkaSourceSpec(SourceOptions):
             "max_rows_per_epoch",
             "on_bad_record",
             "on_data_loss",
-            "schema_registry",
+            "schema_registry.secret_ref",
+            "schema_registry.url",
             "security",
         }
     )
