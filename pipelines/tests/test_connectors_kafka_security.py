@@ -93,16 +93,16 @@ def topic(
     settings = properties(authority, directory)
     with KafkaBroker(directory / "broker", settings, print, protocols) as broker:
         topic = new_topic(broker)
-        mechanisms = admin.ScramMechanism.SCRAM_SHA_256, admin.ScramMechanism.SCRAM_SHA_512
-        users: list[admin.UserScramCredentialAlteration] = [
-            admin.UserScramCredentialUpsertion(
-                "alice", admin.ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
-            )
-            for mechanism in mechanisms
-        ]
-        topic.administer(lambda client: client.alter_user_scram_credentials(users))
+        for mechanism in (admin.ScramMechanism.SCRAM_SHA_256, admin.ScramMechanism.SCRAM_SHA_512):
+            add_user(topic, mechanism)
         topic.send([{"id": 1}])
         yield topic
+
+
+def add_user(topic: Topic, mechanism: admin.ScramMechanism) -> None:
+    info = admin.ScramCredentialInfo(mechanism, 4096)
+    user = admin.UserScramCredentialUpsertion("alice", info, PASSWORD.encode())
+    topic.administer(lambda client: client.alter_user_scram_credentials([user]))
 
 
 class Secrets:
