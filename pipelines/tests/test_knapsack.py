@@ -17,7 +17,7 @@ from rekindle.knapsack.greedy import Greedy, scarcities
 from rekindle.knapsack.instance import InvalidInstance, parse_instance
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle.knapsack.search import Search
-from rekindle.knapsack.solve import solve
+from rekindle.knapsack.solve import reduced, solve
 
 
 @st.composite
@@ -59,8 +59,8 @@ def test_a_few_queries_are_solved_exactly(problem: KnapsackProblem) -> None:
 def test_greedy_search_optimum_and_bound_are_in_this_order(
     problem: KnapsackProblem, effort: int
 ) -> None:
-    possible = [q for q in range(len(problem.needs)) if problem.fits([q])]
-    greedy = Greedy(problem).run(scarcities(problem))
+    possible, kept = reduced(problem)
+    greedy = [possible[q] for q in Greedy(kept).run(scarcities(kept))]
     found = solve(problem, effort)
     assert problem.fits(greedy)
     assert problem.fits(found)

@@ -26,19 +26,25 @@ def solve(problem: KnapsackProblem, effort: int, accept: Accept | None = None) -
     """Queries in the order in which to start them. `effort`: in units of about a microsecond; the
     first greedy run is made in any case. `accept`: whether a set that fits can be had; it is asked
     of sets that are worth more than the best one before. None may be: the result is empty then."""
-    possible = [q for q in range(len(problem.needs)) if problem.fits([q])]
+    possible, kept = reduced(problem)
 
     def accept_possible(queries: Sequence[int]) -> bool:
         return accept is None or accept([possible[q] for q in queries])
 
+    solver = _Solver(kept, effort, accept and accept_possible)
+    return [possible[q] for q in solver.run()]
+
+
+def reduced(problem: KnapsackProblem) -> tuple[list[int], KnapsackProblem]:
+    """Of the queries that fit alone, which are listed; of scarce resources, with merged items."""
+    possible = [q for q in range(len(problem.needs)) if problem.fits([q])]
     kept = KnapsackProblem(
         [problem.priorities[q] for q in possible],
         [problem.needs[q] for q in possible],
         problem.costs,
         problem.capacity,
     )
-    solver = _Solver(kept.merged().scarce(), effort, accept and accept_possible)
-    return [possible[q] for q in solver.run()]
+    return possible, kept.merged().scarce()
 
 
 class _Solver:
