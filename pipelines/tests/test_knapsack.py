@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rekindle.knapsack import solve as solving
 from rekindle.knapsack.bound import upper_bound
 from rekindle.knapsack.exact import best_known, solve_exactly
-from rekindle.knapsack.greedy import Greedy, scarcities
+from rekindle.knapsack.greedy import Greedy, item_prices, scarcities
 from rekindle.knapsack.instance import InvalidInstance, parse_instance
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle.knapsack.search import Search
@@ -40,6 +40,10 @@ def by_brute_force(problem: KnapsackProblem) -> int:
     return max(problem.worth(of)[0] for of in sets if problem.fits(of))
 
 
+def by_greedy(problem: KnapsackProblem) -> list[int]:
+    return Greedy(problem).run(item_prices(problem, scarcities(problem)))
+
+
 @pytest.fixture
 def no_enumeration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also a few queries are solved as many are."""
@@ -60,7 +64,7 @@ def test_greedy_search_optimum_and_bound_are_in_this_order(
     problem: KnapsackProblem, effort: int
 ) -> None:
     possible, kept = reduced(problem)
-    greedy = [possible[q] for q in Greedy(kept).run(scarcities(kept))]
+    greedy = [possible[q] for q in by_greedy(kept)]
     found = solve(problem, effort)
     assert problem.fits(greedy)
     assert problem.fits(found)
@@ -109,7 +113,7 @@ def test_no_set_is_returned_that_was_not_accepted(
 
 @given(problem=problems(), effort=st.integers(0, 5_000))
 def test_a_search_never_loses_what_it_began_with(problem: KnapsackProblem, effort: int) -> None:
-    start = Greedy(problem).run(scarcities(problem))
+    start = by_greedy(problem)
     found = Search(problem, scarcities(problem)).run(start, effort)
     assert problem.fits(found)
     assert problem.worth(found) >= problem.worth(start)
@@ -127,13 +131,13 @@ def test_what_is_not_scarce_costs_nothing() -> None:
     """A GPU is scarce, CPU is not: two queries that need much CPU and one GPU are worth more than
     one that needs little CPU and two GPUs."""
     problem = KnapsackProblem([10, 10, 15], [[0], [1], [2]], [[40, 40, 1], [1, 1, 2]], [100, 2])
-    assert sorted(Greedy(problem).run(scarcities(problem))) == [0, 1]
+    assert sorted(by_greedy(problem)) == [0, 1]
 
 
 def test_density_divides_a_cost_among_all_that_need_it() -> None:
     """Su and Zhou 2017, section 5: PD_i."""
     problem = KnapsackProblem([10, 10, 10], [[0, 1], [0, 2], [3]], [[4, 1, 1, 4]], [6])
-    assert Greedy(problem).run([1.0]) == [0, 1]
+    assert Greedy(problem).run(item_prices(problem, [1.0])) == [0, 1]
 
 
 INSTANCE = {

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import floor, inf, isfinite
 
 from rekindle.knapsack.bound import upper_bound
-from rekindle.knapsack.greedy import Greedy, scarcities
+from rekindle.knapsack.greedy import Greedy, item_prices, scarcities
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle.knapsack.solve import solve
 
@@ -34,8 +34,8 @@ def best_known(problem: KnapsackProblem, effort: int, max_nodes: int) -> tuple[l
         except ModuleNotFoundError:  # highspy is not installed
             return found, bound
         if problem.worth(exact.queries) > problem.worth(found):
-            taken = set(exact.queries)
-            order = Greedy(problem).run(scarcities(problem), first=exact.queries)
+            taken, prices = set(exact.queries), item_prices(problem, scarcities(problem))
+            order = Greedy(problem).run(prices, first=exact.queries)
             found = [q for q in order if q in taken]
         bound = min(bound, exact.bound)
     return found, bound

@@ -10,13 +10,13 @@ Paper: Progressive recovery (Su and Zhou 2017), section 5 (PD_i, with one resour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import inf
 
 from rekindle.knapsack.problem import KnapsackProblem
 
-_UNIT = 1 << 40  # of prices: integers, whose sums do not depend on their order
+UNIT = 1 << 40  # of prices: integers, whose sums do not depend on their order
 
 Place = Callable[[int, Sequence[int]], bool]
 """Of a query and its missing items: whether they were placed."""
@@ -37,7 +37,7 @@ def item_prices(problem: KnapsackProblem, weights: Sequence[float]) -> list[int]
         if weight > 0:
             by_cost = {c: c * weight / max(capacity, 1) for c in set(costs)}
             total = [t + by_cost[c] for t, c in zip(total, costs, strict=False)]
-    return [int(t * _UNIT) for t in total]
+    return [int(t * UNIT) for t in total]
 
 
 class Greedy:
@@ -49,31 +49,19 @@ class Greedy:
         self.effort_of_run = 10 * len(problem.needs) + 2 * sum(map(len, problem.needs))
         """In units of about a microsecond."""
 
-    def densities(self, weights: Sequence[float]) -> list[float]:
-        """Of each query while all items are missing."""
-        prices = item_prices(self._problem, weights)
-        shares = [price // max(len(u), 1) for price, u in zip(prices, self._users, strict=True)]
-        totals = [sum(map(shares.__getitem__, n)) for n in self._problem.needs]
-        return [
-            p * _UNIT / t if t else inf
-            for p, t in zip(self._problem.priorities, totals, strict=True)
-        ]
-
     def run(
-        self,
-        weights: Sequence[float],
-        first: Sequence[int] = (),
-        place: Place | None = None,
-        is_shared: bool = True,
+        self, prices: Sequence[int], first: Sequence[int] = (), place: Place | None = None
     ) -> list[int]:
-        """Queries in the order in which they are taken. `first`: those to try before the densest.
-        `place`: what else has to be possible. `is_shared`: whether an item's price is divided by
-        the queries that need it, as in the paper."""
+        """Queries in the order in which they are taken."""
+        return [query for query, _ in self.steps(prices, first, place)]
+
+    def steps(
+        self, prices: Sequence[int], first: Sequence[int] = (), place: Place | None = None
+    ) -> Iterator[tuple[int, float]]:
+        """Each query that is taken, and its density then. `prices`: of items (`item_prices`).
+        `first`: those to try before the densest. `place`: what else has to be possible."""
         problem, users = self._problem, self._users
-        prices = item_prices(problem, weights)
-        shares = prices
-        if is_shared:
-            shares = [price // max(len(u), 1) for price, u in zip(prices, users, strict=True)]
+        shares = [price // max(len(u), 1) for price, u in zip(prices, users, strict=True)]
         shared = [sum(map(shares.__getitem__, needs)) for needs in problem.needs]
         alone = [sum(map(prices.__getitem__, needs)) for needs in problem.needs]
         versions = [0] * len(problem.needs)
@@ -83,7 +71,7 @@ class Greedy:
 
         def entry(query: int) -> tuple[bool, float, int, int, int, int]:
             priority, cost = problem.priorities[query], shared[query]
-            density = priority / cost if cost else inf
+            density = priority * UNIT / cost if cost else inf
             ahead, version = not is_ahead[query], versions[query]
             return ahead, -density, -priority, alone[query], query, version
 
@@ -91,9 +79,8 @@ class Greedy:
         heapify(heap)
         left, present = list(problem.capacity), bytearray(problem.items)
         taken = [False] * len(problem.needs)
-        order = []
         while heap:
-            *_, query, version = heappop(heap)
+            _, density, *_, query, version = heappop(heap)
             if taken[query] or version != versions[query]:
                 continue
             missing = [item for item in problem.needs[query] if not present[item]]
@@ -103,7 +90,7 @@ class Greedy:
             if place is not None and not place(query, missing):
                 continue
             taken[query] = True
-            order.append(query)
+            yield query, -density
             left = [has - c for has, c in zip(left, costs, strict=True)]
             changed = set()
             for item in missing:
@@ -117,4 +104,3 @@ class Greedy:
                 if not taken[user]:
                     versions[user] += 1
                     heappush(heap, entry(user))
-        return order

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 
-from rekindle.knapsack.greedy import Greedy, scarcities
+from rekindle.knapsack.greedy import Greedy, item_prices, scarcities
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle.knapsack.search import Accept, Search
 
@@ -22,16 +22,24 @@ _FOR_PRICES, _FOR_STARTS = 0.3, 0.2  # parts of the effort
 _ACCEPTS = 100  # sets that are offered
 
 
-def solve(problem: KnapsackProblem, effort: int, accept: Accept | None = None) -> list[int]:
+def solve(
+    problem: KnapsackProblem,
+    effort: int,
+    accept: Accept | None = None,
+    start: Sequence[int] = (),
+) -> list[int]:
     """Queries in the order in which to start them. `effort`: in units of about a microsecond; the
     first greedy run is made in any case. `accept`: whether a set that fits can be had; it is asked
-    of sets that are worth more than the best one before. None may be: the result is empty then."""
+    of sets that are worth more than the best one before. `start`: a set that fits and can be had;
+    the result is worth no less."""
     possible, kept = reduced(problem)
 
     def accept_possible(queries: Sequence[int]) -> bool:
         return accept is None or accept([possible[q] for q in queries])
 
-    solver = _Solver(kept, effort, accept and accept_possible)
+    number_of = {query: number for number, query in enumerate(possible)}
+    begin = [number_of[query] for query in start]
+    solver = _Solver(kept, effort, accept and accept_possible, begin)
     return [possible[q] for q in solver.run()]
 
 
@@ -48,11 +56,13 @@ def reduced(problem: KnapsackProblem) -> tuple[list[int], KnapsackProblem]:
 
 
 class _Solver:
-    def __init__(self, problem: KnapsackProblem, effort: int, accept: Accept | None) -> None:
+    def __init__(
+        self, problem: KnapsackProblem, effort: int, accept: Accept | None, start: list[int]
+    ) -> None:
         self._problem, self._effort, self._accept = problem, effort, accept
         self._greedy = Greedy(problem)
         self._weights = [1.0] * len(problem.costs)
-        self._best: list[int] = []
+        self._best = start
         self._asked = 0
 
     def run(self) -> list[int]:
@@ -60,7 +70,7 @@ class _Solver:
         self._offer(self._run_greedy(self._weights))
         if self._offer(self._run_greedy(scarcities(problem))):
             self._weights = scarcities(problem)
-        if not problem.costs:
+        if not problem.costs or len(self._best) == len(problem.needs):
             return self._best
         if len(problem.needs) <= _FEW:
             self._compare_all_sets()
@@ -71,12 +81,12 @@ class _Solver:
             if self._effort > 0:
                 search = Search(problem, self._weights, self._accept)
                 self._best = search.run(self._best, self._effort)
-        order = self._greedy.run(self._weights, first=self._best)
+        order = self._run_greedy(self._weights, self._best)
         return order if self._accept is None else [q for q in order if q in set(self._best)]
 
     def _run_greedy(self, weights: Sequence[float], first: Sequence[int] = ()) -> list[int]:
         self._effort -= self._greedy.effort_of_run
-        return self._greedy.run(weights, first)
+        return self._greedy.run(item_prices(self._problem, weights), first)
 
     def _offer(self, queries: list[int]) -> bool:
         """Whether it is the best one so far."""
