@@ -152,8 +152,9 @@ def measure_plan(size: Size) -> Measurement:
         DownQuery(("ns/t", f"q{n:04}"), priority, frozenset(f"{at:05}" for at in needs))
         for n, (priority, needs) in enumerate(zip(problem.priorities, problem.needs, strict=True))
     ]
-    room = problem.capacity[0] // size.nodes, (
-        (problem.capacity[1] << 20) // size.nodes if size.resources > 1 else 1 << 50
+    room = (
+        problem.capacity[0] // size.nodes,
+        ((problem.capacity[1] << 20) // size.nodes if size.resources > 1 else 1 << 50),
     )
     gpus = problem.capacity[2] if size.resources > 1 else 0
     views = [

@@ -54,12 +54,29 @@ class Capacity:
         """Whether they are within the shares of their namespaces."""
         return _are_within(self.share_left, pods)
 
-    def fits(self, pod: PodToPlace) -> bool:
-        return any(n.fits(pod) for n in self.nodes.values())
-
     def fits_when_empty(self, pod: PodToPlace) -> bool:
         """Whether some usable node would take the pod if nothing else were on it."""
         return any(n.fits_when_empty(pod) for n in self.nodes.values())
+
+    def fitting(self, pods: Mapping[str, PodToPlace]) -> dict[str, bool]:
+        """Of each, whether some node takes it."""
+        with_replicas = {group for n in self.nodes.values() for group, _ in n.replicas}
+        of_shape: dict[object, bool] = {}
+        found = {}
+        for key, pod in pods.items():
+            shape = pod.shape if pod.group not in with_replicas else (pod.shape, key)
+            if shape not in of_shape:
+                of_shape[shape] = any(n.fits(pod) for n in self.nodes.values())
+            found[key] = of_shape[shape]
+        return found
+
+    def fitting_when_empty(self, pods: Mapping[str, PodToPlace]) -> dict[str, bool]:
+        """Of each, whether some usable node would take it if nothing else were on it."""
+        of_shape: dict[object, bool] = {}
+        for pod in pods.values():
+            if pod.shape not in of_shape:
+                of_shape[pod.shape] = self.fits_when_empty(pod)
+        return {key: of_shape[pod.shape] for key, pod in pods.items()}
 
 
 def _are_within(shares: Mapping[str, ResourceAmounts], pods: Iterable[PodToPlace]) -> bool:
@@ -91,14 +108,14 @@ class Packer:
         self.share_left = dict(capacity.share_left)
         self._versions = dict.fromkeys(self.nodes, 0)
         self._changed: list[str] = []  # nodes, in the order of their changes
-        self._candidates: dict[tuple[object, ...], _Candidates] = {}
+        self._candidates: dict[object, _Candidates] = {}
         self._replicas: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
         for name, node in self.nodes.items():  # by group: replica, node, zone
             for group, replica in node.replicas:
                 self._replicas[group].append((replica, name, node.node.zone))
         self._steps = steps
         self._sizes: dict[ResourceAmounts, float] = {}
-        self._left: ResourceAmounts | None = None
+        self._left = total(map(_room, self.nodes.values()))
         self.placed: dict[str, str] = {}
 
     def placement(self) -> Placement:
@@ -134,9 +151,6 @@ class Packer:
         """False if more is needed than namespaces or all nodes have left."""
         if not _are_within(self.share_left, pods):
             return False
-        if self._left is None:
-            free = (n.free.clamped() for n in self.nodes.values())
-            self._left = total(f for f in free if f.covers(ResourceAmounts(pods=1)))
         return self._left.covers(total(p.requests for p in pods))
 
     def _by_rule(
@@ -162,7 +176,7 @@ class Packer:
         skipped = {node for _, node, _ in others}
         skipped.update(excluded)
         taken = {zone for _, _, zone in others if zone}
-        key = (rule, pod.requests, pod.node_selector, pod.tolerations, pod.affinity, pod.avoid)
+        key = rule, pod.shape
         candidates = self._candidates.get(key)
         if candidates is None:
             candidates = self._candidates[key] = _Candidates(pod, rule)
@@ -190,10 +204,10 @@ class Packer:
             self.share_left[pod.namespace] += pod.requests
 
     def _set(self, name: str, node: NodeCapacity) -> None:
+        self._left = self._left - _room(self.nodes[name]) + _room(node)
         self.nodes[name] = node
         self._versions[name] += 1
         self._changed.append(name)
-        self._left = None
 
     def _by_search(self, pods: Sequence[PodToPlace]) -> bool:
         """Depth-first over nodes; nodes that look the same are tried once."""
@@ -223,6 +237,11 @@ class Packer:
             return False
 
         return descend(0)
+
+
+def _room(node: NodeCapacity) -> ResourceAmounts:
+    """What pods may use of it: nothing if it takes no pod any more."""
+    return node.free.clamped() if node.free.pods > 0 else ResourceAmounts()
 
 
 class _Candidates:

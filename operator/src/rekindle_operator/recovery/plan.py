@@ -96,7 +96,7 @@ def make_plan(
     stays waiting fits into what remains (I8). Pods are spread over nodes, unless more spares find
     a node if pods are packed tightly. A spare that finds no node does not change where the other
     spares go."""
-    fits = {need: capacity.fits(pod) for need, pod in pods.items()}
+    fits = capacity.fitting(pods)
     possible = [q for q in queries if all(fits[need] for need in q.needs)]
     needed = {need: pods[need] for q in possible for need in sorted(q.needs)}
     costs = _Costs(pods, capacity)
@@ -109,10 +109,14 @@ def make_plan(
     waiting = [q for q in queries if q.key not in starts]
     over = frozenset(q.key for q in waiting if not _is_within_shares(q, pods, placement))
     reserving = [q for q in waiting if q.key not in over and not q.capacity_reservation_is_over]
-    missing = {n for q in reserving if _lacks_only_capacity(q, pods, capacity) for n in q.needs}
-    met = {need for q in queries if q not in waiting for need in q.needs}
+    # For a query of which each pod would fit on an empty node, capacity that returns in small parts
+    # is reserved: spares would use it.
+    lacks_only_capacity = capacity.fitting_when_empty(pods)
+    only_capacity = {q.key for q in waiting if all(lacks_only_capacity[n] for n in q.needs)}
+    missing = {need for q in reserving if q.key in only_capacity for need in q.needs}
+    met = {need for q in queries if q.key in starts for need in q.needs}
     may_be_next = [q for q in waiting if q.key not in over]
-    possible_later = [q for q in may_be_next if _lacks_only_capacity(q, pods, capacity)]
+    possible_later = [q for q in may_be_next if q.key in only_capacity]
     paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, costs)
 
     def filled(placement: Placement) -> Placement:
@@ -152,7 +156,8 @@ class _Costs:
     def __init__(self, pods: Mapping[str, PodToPlace], capacity: Capacity) -> None:
         scarce = scarce_resources(pods.values(), capacity)
         others = tuple((name, 1) for name in sorted(scarce - {"cpu", "memory", "pods"}))
-        kept = ResourceAmounts(*(int(n in scarce) for n in ("cpu", "memory", "pods")), others)
+        cpu, memory, number = (int(name in scarce) for name in ("cpu", "memory", "pods"))
+        kept = ResourceAmounts(cpu, memory, number, others)
         of_requests = {
             requests: (requests.restricted_to(kept) if scarce else requests).fraction_of(
                 capacity.allocatable
@@ -230,7 +235,7 @@ def _choose(
     def accept(chosen: Sequence[int]) -> bool:
         nonlocal left
         wanted = [listed[i] for i in sorted(problem.union(chosen))]
-        left -= len(wanted)
+        left -= len(wanted) + len(capacity.nodes)
         trial = Packer(capacity)
         if left < 0 or not trial.place_all(wanted):
             return False
@@ -262,14 +267,6 @@ def _is_within_shares(
     )
 
 
-def _lacks_only_capacity(
-    query: DownQuery, pods: Mapping[str, PodToPlace], capacity: Capacity
-) -> bool:
-    """Whether each of its pods would fit on an empty node. For such a query, capacity that returns
-    in small parts is reserved: spares would use it."""
-    return all(capacity.fits_when_empty(pods[need]) for need in query.needs)
-
-
 def _with_spares(
     placement: Placement,
     spares: Sequence[SpareReplica],
@@ -277,6 +274,8 @@ def _with_spares(
     reserved_pods: Sequence[PodToPlace],
 ) -> Placement:
     """`reserved_pods`: what waiting queries miss; no spare takes what one of them may need."""
+    if not spares:
+        return placement
     packer = Packer(placement.capacity)
     reserved = _Reserved.of(reserved_pods, placement.capacity)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.pod.replica, s.pod.key)):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle_operator.cluster.amounts import ResourceAmounts
@@ -67,11 +68,11 @@ def _nodes_of(
     pod: PodToPlace, capacity: Capacity, memo: dict[tuple[object, ...], frozenset[str]]
 ) -> frozenset[str]:
     """That take the pod as they are; other replicas are not considered."""
-    key = pod.requests, pod.node_selector, pod.tolerations, pod.affinity, pod.avoid
-    if key not in memo:
-        alike = PodToPlace("", pod.requests, "", 0, *key[1:])
-        memo[key] = frozenset(n for n, node in capacity.nodes.items() if node.fits(alike))
-    return memo[key]
+    shape = pod.shape
+    if shape not in memo:
+        alike = replace(pod, key="", group="", replica=0)
+        memo[shape] = frozenset(n for n, node in capacity.nodes.items() if node.fits(alike))
+    return memo[shape]
 
 
 def _of_set(pods: Sequence[PodToPlace | None], nodes: Sequence[NodeCapacity]) -> list[Row]:
