@@ -229,22 +229,23 @@ def _choose(
             best, packer = max((best, packer), with_single, key=lambda of: problem.worth(of[0]))
             break
 
-    found: dict[frozenset[int], Packer] = {}
     left = _PACKED
 
     def accept(chosen: Sequence[int]) -> bool:
-        nonlocal left
+        """Of a set that cannot be packed as a whole, what can be is a plan too."""
+        nonlocal left, best, packer
         wanted = [listed[i] for i in sorted(problem.union(chosen))]
+        if left < 0:
+            return False
         left -= len(wanted) + len(capacity.nodes)
         trial = Packer(capacity)
-        if left < 0 or not trial.place_all(wanted):
-            return False
-        found[frozenset(chosen)] = trial
-        return True
+        is_packed = trial.place_all(wanted)
+        best, packer = max(
+            (best, packer), packed(chosen, trial), key=lambda of: problem.worth(of[0])
+        )
+        return is_packed
 
-    better = solve(problem, _EFFORT, accept, best)
-    if (trial := found.get(frozenset(better))) is not None:
-        best, packer = packed(better, trial)
+    solve(problem, _EFFORT, accept, best)
     return {ordered[q].key for q in best}, packer.placement()
 
 
