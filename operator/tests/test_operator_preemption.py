@@ -131,7 +131,7 @@ def spec_of_two_queries() -> dict[str, Any]:
     for entry, place in zip(queries, ("alerts", "dashboard"), strict=True):
         files = {"url": f"file:///var/lib/rekindle/{place}", "format": "json"}
         entry["sink"] = {"files": files}
-    replicated = [operator | {"replicas": 2} for operator in operators]
+    replicated = [{**operator, "replicas": 2} for operator in operators]
     return spec | {"sources": [source], "operators": replicated, "queries": queries}
 
 
