@@ -112,7 +112,7 @@ def spec_of_two_queries() -> dict[str, Any]:
     source: dict[str, Any] = spec["sources"][0] | {"replicas": 2}
     name = source["name"]
     columns = "origin, time_hour"
-    operators = [
+    operators: list[dict[str, Any]] = [
         {"name": "clean", "inputs": [name], "sql": f"SELECT {columns} FROM {name}"},
         {"name": "hot", "inputs": ["clean"], "sql": "SELECT origin, time_hour FROM clean"},
         {
