@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from rekindle.cli import main
+from rekindle.cli import main, main_process
 
 EXAMPLE = Path(__file__).parents[2] / "examples/flights/topology.yaml"
 INSTANCE = {
@@ -94,3 +95,8 @@ def test_nodes_to_add_have_a_size(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "flights", "--add", "3"])
     assert "write it like 2x4cpu,8Gi" in capsys.readouterr().err
+
+
+def test_kubectl_finds_the_command_line_as_a_plugin() -> None:
+    (script,) = metadata.entry_points(group="console_scripts", name="kubectl-rekindle")
+    assert script.load() is main_process
