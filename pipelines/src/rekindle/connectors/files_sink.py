@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from rekindle.connectors.epoch_ranges import EPOCH_RANGES_FOLDER, Definition, EpochRanges
 from rekindle.connectors.json_lines import same_lines
 from rekindle.connectors.json_writer import UnencodableValue, encode_lines
-from rekindle.connectors.sink import SinkContext
+from rekindle.connectors.sink import EpochSink, SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import (
     TEMP_DIRECTORY,
@@ -118,7 +118,7 @@ class _Conflict:
     data: bytes
 
 
-class FilesSink:
+class FilesSink(EpochSink):
     """One partition of one query (see the module's docstring); not shared between threads."""
 
     def __init__(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -54,6 +54,19 @@ CONSUMER_SETTINGS: Mapping[str, Any] = {
     "fetch.message.max.bytes": 1 << 20,
 }
 _log = logging.getLogger(__name__)
+
+
+def connection_settings(
+    bootstrap_servers: str, on_error: Callable[[KafkaError], None]
+) -> dict[str, Any]:
+    """What all clients of librdkafka have in common."""
+    return {
+        "bootstrap.servers": bootstrap_servers,
+        "logger": _log,
+        "error_cb": on_error,
+        "reconnect.backoff.max.ms": 1_000,
+        "log.connection.close": False,
+    }
 
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -125,13 +138,7 @@ class TopicClient:
     """One topic; used by one thread."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        common: dict[str, Any] = {
-            "bootstrap.servers": bootstrap_servers,
-            "logger": _log,
-            "error_cb": self._observe,
-            "reconnect.backoff.max.ms": 1_000,
-            "log.connection.close": False,
-        }
+        common = connection_settings(bootstrap_servers, self._observe)
         self._topic = topic
         self._last_error: str | None = None
         self._admin = admin.AdminClient(common)

@@ -145,3 +145,16 @@ class SinkOptions(Spec):
     def retained_bytes(self) -> int:
         """How much of its newest output a task keeps for readers of this sink."""
         return 0
+
+    @property
+    def waits_for(self) -> str:
+        """What a call that does not return waits for, for a person."""
+        return "the storage"
+
+    def check(self, epoch_interval: int, checkpoint_interval: int, path: str) -> Iterator[Problem]:
+        """Problems of the fields at `path`. The intervals are the topology's, in microseconds."""
+        yield from ()
+
+    def check_columns(self, schema: Schema, path: str) -> Iterator[Problem]:
+        """Problems of the columns that the fields name, of the rows that are written."""
+        yield from ()
