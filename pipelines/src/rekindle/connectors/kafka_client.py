@@ -152,6 +152,10 @@ class TopicClient:
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
 
+    @property
+    def admin(self) -> admin.AdminClient:
+        return self._admin
+
     def describe(self) -> tuple[str, int]:
         """Id and number of partitions of the topic. Raises TopicUnavailable."""
         try:

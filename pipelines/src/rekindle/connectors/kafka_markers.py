@@ -16,12 +16,7 @@ import json
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, admin
 
-from rekindle.connectors.kafka_client import (
-    REQUEST_S,
-    TopicClient,
-    TopicUnavailable,
-    connection_settings,
-)
+from rekindle.connectors.kafka_client import REQUEST_S, TopicClient, TopicUnavailable
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.kinds.kafka_sink import MARKERS_SUFFIX
@@ -71,7 +66,7 @@ class Markers:
         self._through = NO_EPOCH
         self._position: int | None = None
         self._client = TopicClient(bootstrap_servers, self._markers)
-        self._admin = admin.AdminClient(connection_settings(bootstrap_servers, lambda error: None))
+        self._admin = self._client.admin
 
     def look(self) -> int:
         self._open()

@@ -15,6 +15,7 @@ Design: docs/design/exactly-once.md#topics-as-sinks.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any, assert_never
@@ -38,7 +39,7 @@ from rekindle.connectors.kafka_markers import (
     markers_topic,
     transactional_id,
 )
-from rekindle.connectors.kafka_records import record_keys, record_times_ms, record_values
+from rekindle.connectors.kafka_records import Key, record_keys, record_times_ms, record_values
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import Retry, open_objects
@@ -60,11 +61,20 @@ PRODUCER_SETTINGS = {
     "partitioner": "murmur2_random",  # that of Java's client; all NULL keys have a partition here
     "delivery.report.only.error": True,
 }
+BY_KEY = -1
+"""The partition of a record that librdkafka determines."""
 _FENCED = (
     KafkaError._FENCED,
     KafkaError.PRODUCER_FENCED,
     KafkaError.INVALID_PRODUCER_EPOCH,
 )
+_HINTS = {
+    KafkaError.MSG_SIZE_TOO_LARGE: "raise max.message.bytes of the topic",
+    KafkaError.INVALID_TIMESTAMP: (
+        "the topic refuses the event time of a row: raise message.timestamp.after.max.ms, or set "
+        "message.timestamp.type=LogAppendTime"
+    ),
+}
 _log = logging.getLogger(__name__)
 
 
@@ -147,10 +157,10 @@ class KafkaSink:
     def commit(self, through: int) -> None:
         if self._group is None:
             return
-        marker = {"key": self._id.encode(), "value": encode_marker(through)}
-        producer = self._open_producer()
+        producer, key = self._open_producer(), self._id.encode()
+        markers = markers_topic(self._options.topic)
         try:
-            producer.produce(markers_topic(self._options.topic), partition=PARTITION, **marker)
+            producer.produce(markers, encode_marker(through), key, PARTITION)
             producer.commit_transaction(COMMIT_S)
         except (KafkaException, BufferError) as error:
             raise self._session_ended(f"cannot commit epoch {through}", error) from error
@@ -194,7 +204,7 @@ class KafkaSink:
             self._open_producer().begin_transaction()
         except KafkaException as error:
             raise self._session_ended("cannot begin a transaction", error) from error
-        self._group, self._not_delivered = group, ""
+        self._group, self._not_delivered, self._last_error = group, "", ""
         return True
 
     def _begin_session(self) -> None:
@@ -229,15 +239,17 @@ class KafkaSink:
     def _session_ended(self, what: str, error: Exception) -> SinkRefused:
         """The session is over, whatever the outcome of the request was."""
         cause = error.args[0] if error.args else None
-        fenced = isinstance(cause, KafkaError) and cause.code() in _FENCED
+        code = cause.code() if isinstance(cause, KafkaError) else None
+        if self._producer is not None:
+            self._producer.poll(0)  # what was not delivered
         self._drop_producer()
-        if fenced:
+        if code in _FENCED:
             self._turn.fenced()
             return self._refused(f"{what}: another replica of this task has taken over")
         self._turn.session_lost()
         text = cause.str() if isinstance(cause, KafkaError) else str(error)
-        why = self._not_delivered or self._last_error
-        return self._refused(f"{what}: {text}" + (f" ({why})" if why else ""))
+        more = [m for m in (self._not_delivered, self._last_error, _HINTS.get(code or 0)) if m]
+        return self._refused("; ".join([f"{what}: {text}", *dict.fromkeys(more)]))
 
     # -- records ---------------------------------------------------------------------------------
 
@@ -252,30 +264,26 @@ class KafkaSink:
             self.discard()
             raise self._refused(f"cannot store the rows of epoch {batch.epoch}: {error}") from error
         without_key = (batch.epoch + self._context.partition) % self._partitions
-        records = [
-            {"value": value, "key": key, "timestamp": time_ms}
-            if key is not None
-            else {"value": value, "timestamp": time_ms, "partition": without_key}
-            for value, key, time_ms in zip(values, keys, times_ms, strict=True)
-        ]
         try:
-            self._queue(records)
+            for value, key, time_ms in zip(values, keys, times_ms, strict=True):
+                partition = without_key if key is None else BY_KEY
+                self._queue(value, key, partition, time_ms)
         except (KafkaException, BufferError) as error:
             raise self._session_ended(f"cannot write epoch {batch.epoch}", error) from error
 
-    def _queue(self, records: list[dict[str, Any]]) -> None:
+    def _queue(self, value: bytes, key: Key, partition: int, time_ms: int) -> None:
         """Raises BufferError if the queue stays full: brokers do not respond."""
-        producer, deadline = self._open_producer(), self._clock() + QUEUE_S
-        for record in records:
-            while True:
-                try:
-                    producer.produce(self._options.topic, on_delivery=self._delivered, **record)
-                    break
-                except BufferError:
-                    if self._clock() > deadline:
-                        raise
-                    producer.poll(0.1)
-            
+        producer, topic, deadline = self._open_producer(), self._options.topic, math.inf
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, None, self._delivered, time_ms)
+                return
+            except BufferError:
+                deadline = min(deadline, self._clock() + QUEUE_S)
+                if self._clock() > deadline:
+                    raise
+                producer.poll(0.1)
+
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None and not self._not_delivered:
             self._not_delivered = f"a record of {len(message)} bytes: {error.str()}"

@@ -24,6 +24,7 @@ from rekindle.topology.kinds.kafka_sink import KafkaSinkSpec
 from rekindle.topology.kinds.stream import StreamSinkSpec
 from rekindle.topology.units import SECOND, parse_size
 
+
 def _read_max_delay(value: Any, info: ValidationInfo) -> int | None:
     if value in ("Infinite", None):
         return None

@@ -29,8 +29,7 @@ class DerivedStreams:
 
 
 def derive_streams(spec: TopologySpec) -> DerivedStreams:
-    """Streams of all nodes that are in no cycle, and the problems of their columns, and of those that
-    sinks name."""
+    """Streams of all nodes that are in no cycle, and the problems of their columns and sinks."""
     by_name: dict[str, tuple[str, SourceSpec | OperatorSpec]] = {}
     for path, node in nodes_with_paths(spec):
         by_name.setdefault(node.name, (path, node))
