@@ -73,6 +73,10 @@ class Sink(Protocol):
         """Forget what was written of a group that is not committed."""
         ...
 
+    def close(self) -> None:
+        """No call comes after it. Never raises."""
+        ...
+
 
 class EpochSink:
     """What sinks have in common whose `write` is durable: a group has one epoch."""
@@ -84,6 +88,9 @@ class EpochSink:
 
     def discard(self) -> None:
         """There is nothing."""
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 @dataclass(frozen=True, slots=True)

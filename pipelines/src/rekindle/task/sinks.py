@@ -86,6 +86,8 @@ class SinkWriter:
                 self._report(SinkCore.call_abandoned)
         while (call := self._requests.get()) is not None and not self._stopping:
             self._perform(call)
+        if self._sink is not None:
+            self._sink.close()
 
     def _report(self, happened: Callable[[SinkCore, float], list[SinkEffect]]) -> None:
         reported = partial(self._process.core.sink_reported, self.assigned, happened)

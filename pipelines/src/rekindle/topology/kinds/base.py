@@ -131,6 +131,8 @@ class SourceOptions(Spec):
 class SinkOptions(Spec):
     """The fields of one kind of sink. `connector`: as for a source."""
 
+    model_config = ConfigDict(serialize_by_alias=True)  # polls bring sinks to tasks
+
     connector: ClassVar[str | None] = None
     edited_in_place: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit takes effect in the running sink (in place). After an edit of another one
