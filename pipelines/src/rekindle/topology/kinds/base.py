@@ -149,6 +149,11 @@ class SinkOptions(Spec):
         return 0
 
     @property
+    def format_of_files(self) -> str:
+        """The format in which a run on one machine writes files instead."""
+        return "parquet"
+
+    @property
     def waits_for(self) -> str:
         """What a call that does not return waits for, for a person."""
         return "the storage"

@@ -37,12 +37,16 @@ class KafkaSinkSpec(SinkOptions):
     """The topic, which has to exist."""
     format: Literal["json"] = "json"
     """Format of the values; `json` is one object in each."""
-    key: tuple[str, ...] = ()
+    key: tuple[str, ...] = Field((), max_length=16)
     """Columns that make the key of each record. Records with equal keys are in one partition of the
     topic, in the order of their epochs."""
     commit_interval: Duration | None = Field(None, gt=0)
     """How often a transaction ends; a multiple of `epochInterval` that divides
     `checkpoint.interval`. Without it, each epoch that has rows is a transaction."""
+
+    @property
+    def format_of_files(self) -> str:
+        return self.format
 
     @property
     def waits_for(self) -> str:
@@ -72,4 +76,5 @@ class KafkaSinkSpec(SinkOptions):
                 hint = nearest(column, schema.names)
                 yield Problem(where, "UnknownColumn", f"unknown column {column}", hint)
             elif column in self.key[:at]:
-                yield Problem(where, "DuplicateColumn", f"column {column} occurs twice", "once")
+                what = f"column {column} occurs twice"
+                yield Problem(where, "DuplicateColumn", what, "name it once")
