@@ -1,15 +1,18 @@
-"""The records of a topic that rows become. Pure."""
+"""The records of a topic that rows become, and what is kept of those that are no rows. Pure."""
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Sequence
 from itertools import repeat
 from json.encoder import encode_basestring
 
 import pyarrow as pa
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from rekindle.connectors.json_writer import encode_lines
+from rekindle.objects import to_json
 
 Key = bytes | None
 
@@ -48,3 +51,24 @@ def record_times_ms(rows: pa.Table, event_time: str | None) -> Sequence[int]:
         return list(repeat(0, rows.num_rows))
     times = rows.column(event_time).cast(pa.int64()).to_pylist()
     return [0 if time is None or time < 0 else time // 1000 for time in times]
+
+
+def dead_letter(message: Message, error: str) -> bytes:
+    """A record that is no row, as a JSON line; its key and value in base64."""
+    kind, time_ms = message.timestamp()
+    letter = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestampMs": None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms,
+        "key": _base64(message.key()),
+        "value": _base64(message.value()),
+        "error": error,
+    }
+    return to_json(letter) + b"\n"
+
+
+def _base64(data: bytes | str | None) -> str | None:
+    if data is None:
+        return None
+    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()

@@ -22,6 +22,7 @@ from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.cut_records import Position
 from rekindle.connectors.json_values import JsonValues
 from rekindle.connectors.kafka_client import RecordsRemoved, TopicClient, TopicUnavailable
+from rekindle.connectors.kafka_records import dead_letter
 from rekindle.connectors.live_source import Reach, SourceRows
 from rekindle.connectors.source import SourceContext
 from rekindle.engine.memory import plan_memory
@@ -187,7 +188,7 @@ class KafkaSource:
         if bad:
             rows = rows.filter(kept)
         read_to = {str(p): records.end for p, records in found.items()}
-        return SourceRows(read_to, rows, newest, len(bad), example)
+        return SourceRows(read_to, rows, newest, len(bad), example, self._dead(messages, bad))
 
     def waiting_for(self) -> str:
         return f"topic {self._options.topic} at {self._options.bootstrap_servers}"
@@ -203,8 +204,17 @@ class KafkaSource:
         where = f"partition {messages[at].partition()}, offset {messages[at].offset()}"
         example = f"{self._where}, {where}: {bad[at]}"
         if self._options.on_bad_record == "Fail":
-            raise SchemaMismatch(f"{example}; set onBadRecord: Drop to go on without such records")
+            raise SchemaMismatch(
+                f"{example}; set onBadRecord: Drop to go on without such "
+                "records, or DeadLetter to keep them elsewhere"
+            )
         return example
+
+    def _dead(self, messages: Sequence[Message], bad: Mapping[int, str]) -> bytes:
+        """The bad records as JSON lines, if they are to be kept."""
+        if self._options.on_bad_record != "DeadLetter":
+            return b""
+        return b"".join(dead_letter(messages[at], bad[at]) for at in sorted(bad))
 
     def _table(
         self, decoded: pa.RecordBatch, messages: Sequence[Message], bad: dict[int, str]

@@ -36,13 +36,15 @@ class Reach:
 class SourceRows:
     """The rows of a range, which ends at `end`, by split and position. `newest_us`: the newest
     event time of each split that has any in the range, microseconds UTC. `dropped`: how many
-    records of the range are no rows; `example`: one of them, and why."""
+    records of the range are no rows; `example`: one of them, and why. `dead_letters`: all of them
+    as JSON lines, if they are to be kept (`rekindle.connectors.dead_letters`)."""
 
     end: Position
     table: pa.Table
     newest_us: Mapping[str, int]
     dropped: int = 0
     example: str = ""
+    dead_letters: bytes = b""
 
 
 class LiveSource(Protocol):

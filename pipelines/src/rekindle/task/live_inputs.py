@@ -29,6 +29,7 @@ from rekindle.connectors.cut_records import (
     decode_cut_record,
     encode_cut_record,
 )
+from rekindle.connectors.dead_letters import DeadLetters
 from rekindle.connectors.live_source import LiveSource, SourceRows
 from rekindle.connectors.planned_cuts import (
     CreateRecord,
@@ -95,6 +96,7 @@ class LiveInputs:
         epoch_interval_us: int,
         clock: Clock = time.time,
         read_ahead_bytes: int = 32 << 20,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._name = name
         self._source = source
@@ -106,6 +108,7 @@ class LiveInputs:
         self._epoch_interval_us = epoch_interval_us
         self._clock = clock
         self._read_ahead_bytes = read_ahead_bytes
+        self._dead_letters = dead_letters
         self._changed = threading.Condition()
         self._ready: deque[_Planned] = deque()
         self._ready_bytes = 0
@@ -288,6 +291,8 @@ class LiveInputs:
             found = SourceRows(record.end, self._source.schema.empty_table(), {})
         else:
             found = self._rows(record)
+        if found.dead_letters and self._dead_letters is not None:
+            self._dead_letters.put(record.first, found.dead_letters)
         # Not before: while the source is away, others' records are looked for, which succeeds.
         self._failure = None
         self._backoff.succeeded()

@@ -106,6 +106,12 @@ class SourceOptions(Spec):
         return None
 
     @property
+    def output_url(self) -> str | None:
+        """The URL (field `dead_letters`) to which it writes what are no rows; None if it writes
+        nothing."""
+        return None
+
+    @property
     def speed_field(self) -> tuple[str, float] | None:
         """The field that sets how fast the source gives its rows, and its value; None if no
         field does."""
