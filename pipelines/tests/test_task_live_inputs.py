@@ -317,8 +317,8 @@ def test_dropped_records_are_counted_once(open_inputs: OpenInputs) -> None:
     source.dropped = 2
     inputs = open_inputs(source, records := Records())
     take(inputs, 3)
-    assert inputs.bad_records["clicks"] >= 2
-    assert inputs.bad_records["clicks"] <= 2 * len(records.records)
+    assert inputs.status.bad_records >= 2
+    assert inputs.status.bad_records <= 2 * len(records.records)
 
 
 def test_a_closed_reader_closes_its_source(open_inputs: OpenInputs) -> None:

@@ -112,6 +112,7 @@ class KafkaSource:
             frozenset(str(p) for p in own if end[p] >= ends[p]),
             self._topic_id,
             frozenset(str(p) for p, offset in written.items() if offset > ends[p]),
+            {str(p): ends[p] for p in own},
         )
 
     def _starts(self, new: Sequence[int], is_first: bool) -> dict[int, int]:

@@ -274,7 +274,7 @@ class Startup:
             read_ahead_bytes=config.memory.read_ahead_bytes,
             dead_letters=self._dead_letters(node, spec),
         )
-        self._process.core.status.bad_records = self._source.bad_records
+        self._process.core.status.source = self._source.status
         return self._source
 
     def _dead_letters(self, node: Node, spec: SourceSpec) -> DeadLetters | None:
