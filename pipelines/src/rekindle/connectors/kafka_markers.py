@@ -19,6 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection, admin
 from rekindle.connectors.kafka_client import REQUEST_S, TopicClient, TopicUnavailable
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
 from rekindle.topology.kinds.kafka_sink import MARKERS_SUFFIX
 
 PARTITION = 0
@@ -60,12 +61,14 @@ class Markers:
     """Of one transactional id. Used by one thread. All methods raise TopicUnavailable,
     RecordsRemoved, ValueError."""
 
-    def __init__(self, bootstrap_servers: str, topic: str, writer: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, topic: str, writer: str, security: KafkaSecuritySpec | None
+    ) -> None:
         self._topic, self._markers = topic, markers_topic(topic)
         self._writer = writer.encode()
         self._through = NO_EPOCH
         self._position: int | None = None
-        self._client = TopicClient(bootstrap_servers, self._markers)
+        self._client = TopicClient(bootstrap_servers, self._markers, security)
         self._admin = self._client.admin
 
     def look(self) -> int:
@@ -75,6 +78,18 @@ class Markers:
     def newest(self) -> int:
         self._open()
         return self._read_to(self._client.uncommitted_ends([PARTITION])[PARTITION])
+
+    def oldest_time_ms(self, now_ms: int) -> int:
+        """The time from which on records stay in the topic of the rows: it removes older ones."""
+        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
+        try:
+            found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
+            config = found[resource].result()
+        except KafkaException as error:
+            raise TopicUnavailable(error.args[0].str()) from error
+        kept_ms = int(config["retention.ms"].value)
+        by_arrival = config["message.timestamp.type"].value == "LogAppendTime"
+        return 0 if kept_ms < 0 or by_arrival else now_ms - kept_ms
 
     def close(self) -> None:
         self._client.close()

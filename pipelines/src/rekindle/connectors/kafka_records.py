@@ -44,13 +44,13 @@ def _without_quotes(value: bytes) -> Key:
     return json.loads(value).encode() if value.startswith(b'"') else value
 
 
-def record_times_ms(rows: pa.Table, event_time: str | None) -> Sequence[int]:
-    """Unix times; 0, which is the time of writing, for rows without one, or with one before 1970,
-    which Kafka does not have."""
+def record_times_ms(rows: pa.Table, event_time: str | None, oldest_ms: int = 0) -> Sequence[int]:
+    """Unix times; 0, which is the time of writing, for rows without one, or with one before
+    `oldest_ms`."""
     if event_time is None or event_time not in rows.schema.names:
         return list(repeat(0, rows.num_rows))
     times = rows.column(event_time).cast(pa.int64()).to_pylist()
-    return [0 if time is None or time < 0 else time // 1000 for time in times]
+    return [0 if time is None or time < 1000 * oldest_ms else time // 1000 for time in times]
 
 
 def dead_letter(message: Message, error: str) -> bytes:

@@ -40,9 +40,11 @@ from rekindle.connectors.kafka_markers import (
     transactional_id,
 )
 from rekindle.connectors.kafka_records import Key, record_keys, record_times_ms, record_values
+from rekindle.connectors.kafka_settings import client_settings
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import Retry, open_objects
+from rekindle.secret_files import SecretIncomplete
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, last_of_group
 from rekindle.topology.kinds.kafka_sink import KafkaSinkSpec
 
@@ -105,7 +107,8 @@ class KafkaSink:
             )
         self._id = transactional_id(context.topology_uid, context.query, context.partition)
         self._turn = GroupWriter()
-        self._markers = Markers(options.bootstrap_servers, options.topic, self._id)
+        self._markers: Markers | None = None
+        self._oldest_ms = 0  # of the topic
         self._producer: Producer | None = None
         self._partitions = 1
         self._group: int | None = None  # the last epoch of the group whose transaction is open
@@ -134,7 +137,7 @@ class KafkaSink:
 
     def last_epoch(self, after: int = NO_EPOCH) -> int:
         first = self.first_epoch()
-        self._turn.marker_read(self._read(self._markers.look), self._clock())
+        self._turn.marker_read(self._read(Markers.look), self._clock())
         return max(after, first - 1, self._turn.through)
 
     def write(self, batch: EpochBatch) -> bool:
@@ -180,7 +183,7 @@ class KafkaSink:
     def close(self) -> None:
         self.discard()
         self._drop_producer()
-        self._markers.close()
+        self._drop_markers()
 
     # -- the session -----------------------------------------------------------------------------
 
@@ -193,7 +196,7 @@ class KafkaSink:
                     return False
                 case Look(after_s):
                     self._sleep(after_s)
-                    self._turn.marker_read(self._read(self._markers.look), self._clock())
+                    self._turn.marker_read(self._read(Markers.look), self._clock())
                 case BeginSession():
                     self._begin_session()
                 case WriteGroup():
@@ -209,16 +212,28 @@ class KafkaSink:
 
     def _begin_session(self) -> None:
         self._drop_producer()
-        connection = connection_settings(self._options.bootstrap_servers, self._observe)
-        settings: dict[str, Any] = {**PRODUCER_SETTINGS, **connection}
         try:
-            self._producer = Producer({**settings, "transactional.id": self._id})
+            self._oldest_ms = self._read(lambda m: m.oldest_time_ms(int(time.time() * 1000)))
+            self._producer = Producer(self._settings())
             self._partitions = self._count_partitions(self._producer)
             self._producer.init_transactions(SESSION_S)
             # Not before: until then a former session may commit.
-            self._turn.session_begun(self._read(self._markers.newest))
+            self._turn.session_begun(self._read(Markers.newest))
         except KafkaException as error:
             raise self._session_ended("cannot begin a session", error) from error
+
+    def _settings(self) -> dict[str, Any]:
+        options = self._options
+        try:
+            connection = client_settings(options.bootstrap_servers, options.security)
+        except SecretIncomplete as error:
+            raise self._refused(str(error)) from error
+        return {
+            **PRODUCER_SETTINGS,
+            **connection,
+            **connection_settings(self._observe),
+            "transactional.id": self._id,
+        }
 
     def _count_partitions(self, producer: Producer) -> int:
         found = producer.list_topics(self._options.topic, REQUEST_S).topics[self._options.topic]
@@ -235,6 +250,11 @@ class KafkaSink:
         producer, self._producer, self._group = self._producer, None, None
         if producer is not None:
             producer.purge()
+
+    def _drop_markers(self) -> None:
+        markers, self._markers = self._markers, None
+        if markers is not None:
+            markers.close()
 
     def _session_ended(self, what: str, error: Exception) -> SinkRefused:
         """The session is over, whatever the outcome of the request was."""
@@ -259,7 +279,7 @@ class KafkaSink:
             rows = batch.rows.cast(self._context.schema)
             values = record_values(rows)
             keys = record_keys(rows, options.key)
-            times_ms = record_times_ms(rows, self._context.event_time)
+            times_ms = record_times_ms(rows, self._context.event_time, self._oldest_ms)
         except (UnencodableValue, pa.ArrowException) as error:
             self.discard()
             raise self._refused(f"cannot store the rows of epoch {batch.epoch}: {error}") from error
@@ -291,11 +311,17 @@ class KafkaSink:
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
 
-    def _read(self, read: Callable[[], int]) -> int:
+    def _read(self, read: Callable[[Markers], int]) -> int:
+        options = self._options
         try:
-            return read()
+            if self._markers is None:
+                self._markers = Markers(
+                    options.bootstrap_servers, options.topic, self._id, options.security
+                )
+            return read(self._markers)
         except (TopicUnavailable, RecordsRemoved, ValueError) as error:
             self._drop_producer()
+            self._drop_markers()  # the next client has the newest Secrets
             self._turn.session_lost()
             raise self._refused(str(error)) from error
 

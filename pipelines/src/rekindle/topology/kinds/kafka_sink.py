@@ -13,6 +13,7 @@ from pydantic import Field
 from rekindle.errors import Problem
 from rekindle.topology.durations import Duration
 from rekindle.topology.kinds.base import SinkOptions
+from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
 from rekindle.topology.problems import nearest
 from rekindle.topology.schema import Schema
 from rekindle.topology.units import format_duration
@@ -40,6 +41,8 @@ class KafkaSinkSpec(SinkOptions):
     key: tuple[str, ...] = Field((), max_length=16)
     """Columns that make the key of each record. Records with equal keys are in one partition of the
     topic, in the order of their epochs."""
+    security: KafkaSecuritySpec | None = None
+    """How the sink signs in, and TLS."""
     commit_interval: Duration | None = Field(None, gt=0)
     """How often a transaction ends; a multiple of `epochInterval` that divides
     `checkpoint.interval`. Without it, each epoch that has rows is a transaction."""
@@ -47,6 +50,10 @@ class KafkaSinkSpec(SinkOptions):
     @property
     def format_of_files(self) -> str:
         return self.format
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return self.security.secrets if self.security is not None else ()
 
     @property
     def waits_for(self) -> str:
