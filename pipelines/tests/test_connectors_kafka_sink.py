@@ -66,7 +66,10 @@ def last_epoch(sink: KafkaSink) -> int:
 
 
 class TestRecords:
-    def test_a_row_is_a_record_with_key_and_event_time(self, topic: Topic, tmp_path: Path) -> None:
+    def test_a_row_is_a_record_with_key_and_event_time(
+        self, kafka_broker: KafkaBroker, tmp_path: Path
+    ) -> None:
+        topic = new_topic(kafka_broker, 3, **{"retention.ms": "-1"})
         with sinks(topic, tmp_path) as sink:
             write(sink, 1)
         first, second = sorted(committed(topic), key=lambda m: m.value() or b"")
@@ -78,6 +81,14 @@ class TestRecords:
             "at": "2026-01-01T00:01:40Z",
         }
         assert first.timestamp()[1] == 1_767_225_700_000
+
+    def test_rows_older_than_the_topic_keeps_have_the_time_of_writing(
+        self, topic: Topic, tmp_path: Path
+    ) -> None:
+        """The topic would remove them at once."""
+        with sinks(topic, tmp_path) as sink:
+            write(sink, 1)
+        assert all(m.timestamp()[1] > (time.time() - 600) * 1000 for m in committed(topic))
 
     def test_equal_keys_are_in_one_partition(self, topic: Topic, tmp_path: Path) -> None:
         with sinks(topic, tmp_path) as sink:
