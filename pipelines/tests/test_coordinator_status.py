@@ -64,7 +64,7 @@ def test_what_a_source_has_not_read_and_left_out_is_reported() -> None:
     slot = Slot("both", 0, 0)
     status = LiveSourceStatus("clicks", {"0": 5, "1": 2}, 3, "offset 7: no number")
     world.tasks[slot].core.status.source = status
-    world.poll_rounds(4)
+    world.poll_rounds(20)
     (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
     assert (task["sourceBehind"], task["badRecords"]) == (7, 3)
     assert task["badRecord"] == "offset 7: no number"
