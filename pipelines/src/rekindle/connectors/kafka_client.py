@@ -16,6 +16,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -231,6 +232,10 @@ class TopicClient:
             )
             return {at.partition: self._result(future).offset for at, future in found.items()}
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.FENCED_LEADER_EPOCH:
+                # A broker has restarted. The client would keep the former leader for minutes.
+                with suppress(KafkaException):
+                    self._admin.list_topics(self._topic, REQUEST_S)
             raise self._unavailable(error) from error
 
     def _result(self, future: Future[_T]) -> _T:
