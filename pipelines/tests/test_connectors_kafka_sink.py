@@ -152,6 +152,16 @@ class TestExactlyOnce:
             sink.commit(2)
             assert ids(topic) == expected(0, 1, 2)
 
+    def test_a_group_that_is_repeated_within_its_transaction_is_there_once(
+        self, topic: Topic, tmp_path: Path
+    ) -> None:
+        """As after an error that is not the broker's."""
+        with sinks(topic, tmp_path, commitInterval=3_000_000) as sink:
+            for epoch in (0, 1, 0, 1, 2):
+                sink.write(epoch_batch(epoch))
+            sink.commit(2)
+            assert ids(topic) == expected(0, 1, 2)
+
     def test_a_group_without_rows_is_no_transaction(self, topic: Topic, tmp_path: Path) -> None:
         with sinks(topic, tmp_path) as sink:
             sink.write(epoch_batch(0, rows=0))
@@ -173,7 +183,7 @@ class TestExactlyOnce:
             write(sink, 1)
         with sinks(topic, tmp_path) as sink:
             assert last_epoch(sink) == 0
-            with pytest.raises(SinkRefused, match="no response"):
+            with pytest.raises(SinkRefused, match="another producer is open"):
                 sink.write(epoch_batch(1))
             other.commit_transaction(30)
             eventually(lambda: not sink.write(epoch_batch(1)), 30)  # it is there

@@ -77,10 +77,20 @@ class Markers:
 
     def newest(self) -> int:
         self._open()
-        return self._read_to(self._client.uncommitted_ends([PARTITION])[PARTITION])
+        end = self._client.uncommitted_ends([PARTITION])[PARTITION]
+        try:
+            return self._read_to(end)
+        except TopicUnavailable as error:
+            if self._client.ends([PARTITION])[PARTITION] >= end:
+                raise
+            raise TopicUnavailable(
+                f"a transaction of another producer is open in topic {self._markers}: this goes on "
+                "once it has ended"
+            ) from error
 
-    def oldest_time_ms(self, now_ms: int) -> int:
-        """The time from which on records stay in the topic of the rows: it removes older ones."""
+    def rows_kept_ms(self) -> int | None:
+        """After how long the topic of the rows removes records, by their time; None: it does
+        not."""
         resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
         try:
             found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
@@ -89,7 +99,7 @@ class Markers:
             raise TopicUnavailable(error.args[0].str()) from error
         kept_ms = int(config["retention.ms"].value)
         by_arrival = config["message.timestamp.type"].value == "LogAppendTime"
-        return 0 if kept_ms < 0 or by_arrival else now_ms - kept_ms
+        return None if kept_ms < 0 or by_arrival else kept_ms
 
     def close(self) -> None:
         self._client.close()

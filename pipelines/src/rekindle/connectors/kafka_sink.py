@@ -18,7 +18,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from typing import Any, assert_never
+from typing import Any, TypeVar, assert_never
 
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -77,6 +77,7 @@ _HINTS = {
         "message.timestamp.type=LogAppendTime"
     ),
 }
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 
 
@@ -108,10 +109,11 @@ class KafkaSink:
         self._id = transactional_id(context.topology_uid, context.query, context.partition)
         self._turn = GroupWriter()
         self._markers: Markers | None = None
-        self._oldest_ms = 0  # of the topic
+        self._kept_ms: int | None = None  # by the topic
         self._producer: Producer | None = None
         self._partitions = 1
         self._group: int | None = None  # the last epoch of the group whose transaction is open
+        self._next = 0  # the epoch after the one that was written last
         self._last_error = ""  # of the connection
         self._not_delivered = ""
         self._ranges = EpochRanges(
@@ -144,8 +146,9 @@ class KafkaSink:
         if batch.kind is not BatchKind.STABLE:
             raise ValueError(f"a sink takes stable epochs only, not {batch.kind} {batch.epoch}")
         group = last_of_group(batch.epoch, self.epochs_per_commit)
-        if self._group not in (None, group):
+        if self._group != group or self._next != batch.epoch:  # such as a group that is repeated
             self.discard()
+        self._next = batch.epoch + 1
         if not batch.rows.num_rows or self._turn.through >= batch.epoch:
             return False
         try:
@@ -213,7 +216,7 @@ class KafkaSink:
     def _begin_session(self) -> None:
         self._drop_producer()
         try:
-            self._oldest_ms = self._read(lambda m: m.oldest_time_ms(int(time.time() * 1000)))
+            self._kept_ms = self._read(Markers.rows_kept_ms)
             self._producer = Producer(self._settings())
             self._partitions = self._count_partitions(self._producer)
             self._producer.init_transactions(SESSION_S)
@@ -279,7 +282,7 @@ class KafkaSink:
             rows = batch.rows.cast(self._context.schema)
             values = record_values(rows)
             keys = record_keys(rows, options.key)
-            times_ms = record_times_ms(rows, self._context.event_time, self._oldest_ms)
+            times_ms = record_times_ms(rows, self._context.event_time, self._oldest_ms())
         except (UnencodableValue, pa.ArrowException) as error:
             self.discard()
             raise self._refused(f"cannot store the rows of epoch {batch.epoch}: {error}") from error
@@ -290,6 +293,9 @@ class KafkaSink:
                 self._queue(value, key, partition, time_ms)
         except (KafkaException, BufferError) as error:
             raise self._session_ended(f"cannot write epoch {batch.epoch}", error) from error
+
+    def _oldest_ms(self) -> int:
+        return 0 if self._kept_ms is None else int(time.time() * 1000) - self._kept_ms
 
     def _queue(self, value: bytes, key: Key, partition: int, time_ms: int) -> None:
         """Raises BufferError if the queue stays full: brokers do not respond."""
@@ -311,7 +317,7 @@ class KafkaSink:
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
 
-    def _read(self, read: Callable[[Markers], int]) -> int:
+    def _read(self, read: Callable[[Markers], _T]) -> _T:
         options = self._options
         try:
             if self._markers is None:
