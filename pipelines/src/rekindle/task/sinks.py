@@ -49,7 +49,7 @@ class SinkWriter:
         self.assigned = assigned
         self._process = process
         self._query = assigned.query
-        self._calls = CallTimer(why=f"{assigned.sink.kind[1].waits_for} does not respond")
+        self._calls = CallTimer(why=f"{assigned.sink.waits_for} does not respond")
         self._log = log
         self._open = open_sink
         self._sink: Sink | None = None

@@ -270,6 +270,12 @@ class SinkSpec(Spec):
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
 
     @property
+    def waits_for(self) -> str:
+        """What a call that does not return waits for, for a person."""
+        given = (options.waits_for for options in self.kinds.values() if options is not None)
+        return next(given, "the storage")
+
+    @property
     def edited_in_place(self) -> dict[str, set[str]]:
         """The fields of each kind whose edit takes effect in the running sink, for `exclude` of
         pydantic."""
