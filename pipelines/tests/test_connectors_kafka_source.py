@@ -8,6 +8,7 @@ import io
 import json
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import fastavro
@@ -247,6 +248,24 @@ class TestBadRecords:
         assert found.table.column("id").to_pylist() == [0, 1, 5]
         assert found.dropped == 2
         assert "offset 2" in found.example
+        source.close()
+
+    def test_they_can_be_kept(self, topic: Topic, tmp_path: Path) -> None:
+        topic.send([*rows(0, 1), b'{"id":"x"}'], key=b"k", timestamp=1767225600123)
+        source = open_kafka(topic, onBadRecord="DeadLetter", deadLetters=f"file://{tmp_path}")
+        reach = source.ends(None)
+        found = source.read(reach.start, reach.end)
+        assert (found.table.num_rows, found.dropped) == (1, 1)
+        letter = json.loads(found.dead_letters)
+        assert "id" in letter.pop("error")
+        assert letter == {
+            "topic": topic.name,
+            "partition": 0,
+            "offset": 1,
+            "timestampMs": 1767225600123,
+            "key": "aw==",
+            "value": "eyJpZCI6IngifQ==",
+        }
         source.close()
 
 

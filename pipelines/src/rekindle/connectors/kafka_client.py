@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -60,6 +61,16 @@ CONSUMER_SETTINGS: Mapping[str, Any] = {
 }
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+def connection_settings(on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
+    """How all clients report errors, and connect again."""
+    return {
+        "logger": _log,
+        "error_cb": on_error,
+        "reconnect.backoff.max.ms": 1_000,
+        "log.connection.close": False,
+    }
 
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -140,13 +151,7 @@ class TopicClient:
         """Raises TopicRefused."""
         self._settings = _settings(bootstrap_servers, security)
         self._given = bootstrap_servers, security
-        common: dict[str, Any] = {
-            **self._settings,
-            "logger": _log,
-            "error_cb": self._observe,
-            "reconnect.backoff.max.ms": 1_000,
-            "log.connection.close": False,
-        }
+        common = {**self._settings, **connection_settings(self._observe)}
         self._topic = topic
         self._last_error: str | None = None
         self._refusal: str | None = None  # during the call
@@ -169,6 +174,10 @@ class TopicClient:
     def is_outdated(self) -> bool:
         """Whether the Secrets have changed. Raises TopicRefused."""
         return _settings(*self._given) != self._settings
+
+    @property
+    def admin(self) -> admin.AdminClient:
+        return self._admin
 
     def describe(self) -> tuple[str, int]:
         """Id and number of partitions of the topic. Raises TopicUnavailable."""
@@ -223,6 +232,10 @@ class TopicClient:
             )
             return {at.partition: self._result(future).offset for at, future in found.items()}
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.FENCED_LEADER_EPOCH:
+                # A broker has restarted. The client would keep the former leader for minutes.
+                with suppress(KafkaException):
+                    self._admin.list_topics(self._topic, REQUEST_S)
             raise self._unavailable(error) from error
 
     def _result(self, future: Future[_T]) -> _T:

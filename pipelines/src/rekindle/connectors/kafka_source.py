@@ -27,6 +27,7 @@ from rekindle.connectors.kafka_client import (
     TopicRefused,
     TopicUnavailable,
 )
+from rekindle.connectors.kafka_records import dead_letter
 from rekindle.connectors.live_source import Reach, SourceRows
 from rekindle.connectors.record_values import ValueDecoder, declared_schema
 from rekindle.connectors.schema_registry import SchemaRegistry
@@ -170,6 +171,7 @@ class KafkaSource:
             frozenset(str(p) for p in own if end[p] >= ends[p]),
             self._topic_id,
             frozenset(str(p) for p, offset in written.items() if offset > ends[p]),
+            {str(p): ends[p] for p in own},
         )
 
     def _starts(self, new: Sequence[int], is_first: bool) -> dict[int, int]:
@@ -265,7 +267,7 @@ class KafkaSource:
         if bad:
             rows = rows.filter(kept)
         read_to = {str(p): records.end for p, records in found.items()}
-        return SourceRows(read_to, rows, newest, len(bad), example)
+        return SourceRows(read_to, rows, newest, len(bad), example, self._dead(messages, bad))
 
     def waiting_for(self) -> str:
         return f"topic {self._options.topic} at {self._options.bootstrap_servers}"
@@ -283,8 +285,17 @@ class KafkaSource:
         where = f"partition {messages[at].partition()}, offset {messages[at].offset()}"
         example = f"{self._where}, {where}: {bad[at]}"
         if self._options.on_bad_record == "Fail":
-            raise SchemaMismatch(f"{example}; set onBadRecord: Drop to go on without such records")
+            raise SchemaMismatch(
+                f"{example}; set onBadRecord: Drop to go on without such "
+                "records, or DeadLetter to keep them elsewhere"
+            )
         return example
+
+    def _dead(self, messages: Sequence[Message], bad: Mapping[int, str]) -> bytes:
+        """The bad records as JSON lines, if they are to be kept."""
+        if self._options.on_bad_record != "DeadLetter":
+            return b""
+        return b"".join(dead_letter(messages[at], bad[at]) for at in sorted(bad))
 
     def _table(
         self, decoded: pa.RecordBatch, messages: Sequence[Message], bad: dict[int, str]

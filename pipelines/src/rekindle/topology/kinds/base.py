@@ -127,6 +127,12 @@ class SourceOptions(Spec):
         return None
 
     @property
+    def output_url(self) -> str | None:
+        """The URL (field `dead_letters`) to which it writes what are no rows; None if it writes
+        nothing."""
+        return None
+
+    @property
     def speed_field(self) -> tuple[str, float] | None:
         """The field that sets how fast the source gives its rows, and its value; None if no
         field does."""
@@ -156,6 +162,8 @@ class SourceOptions(Spec):
 class SinkOptions(Spec):
     """The fields of one kind of sink. `connector`: as for a source."""
 
+    model_config = ConfigDict(serialize_by_alias=True)  # polls bring sinks to tasks
+
     connector: ClassVar[str | None] = None
     edited_in_place: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit takes effect in the running sink (in place). After an edit of another one
@@ -175,3 +183,21 @@ class SinkOptions(Spec):
     def retained_bytes(self) -> int:
         """How much of its newest output a task keeps for readers of this sink."""
         return 0
+
+    @property
+    def format_of_files(self) -> str:
+        """The format in which a run on one machine writes files instead."""
+        return "parquet"
+
+    @property
+    def waits_for(self) -> str:
+        """What a call that does not return waits for, for a person."""
+        return "the storage"
+
+    def check(self, epoch_interval: int, checkpoint_interval: int, path: str) -> Iterator[Problem]:
+        """Problems of the fields at `path`. The intervals are the topology's, in microseconds."""
+        yield from ()
+
+    def check_columns(self, schema: Schema, path: str) -> Iterator[Problem]:
+        """Problems of the columns that the fields name, of the rows that are written."""
+        yield from ()

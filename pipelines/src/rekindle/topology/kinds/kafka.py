@@ -49,6 +49,7 @@ class KafkaSourceSpec(SourceOptions):
     not_in_id: ClassVar[frozenset[str]] = frozenset(
         {
             "bootstrap_servers",
+            "dead_letters",
             "max_rows_per_epoch",
             "on_bad_record",
             "on_data_loss",
@@ -60,6 +61,8 @@ class KafkaSourceSpec(SourceOptions):
     wrong_field_names: ClassVar[Mapping[str, str]] = {
         "bootstrap": "bootstrapServers",
         "brokers": "bootstrapServers",
+        "deadLetter": "deadLetters",
+        "deadLetterUrl": "deadLetters",
         "startingoffset": "startingOffsets",
     }
 
@@ -101,9 +104,12 @@ class KafkaSourceSpec(SourceOptions):
     max_rows_per_epoch: int = Field(200_000, gt=0, le=10_000_000)
     """How much of the topic one task reads for an epoch at most, in offsets. What is left is in
     the next one."""
-    on_bad_record: Literal["Fail", "Drop"] = "Fail"
+    on_bad_record: Literal["Fail", "Drop", "DeadLetter"] = "Fail"
     """What happens with a record that is not what `schema` says: the source stops at it, or it is
-    dropped, and counted."""
+    dropped, and counted, or it is also written to `deadLetters`."""
+    dead_letters: str | None = Field(None, min_length=1)
+    """With `onBadRecord: DeadLetter`: URL of a directory in which bad records are kept as JSON
+    lines, each once; same schemes as `spec.checkpoint.store`."""
     on_data_loss: Literal["Fail", "Skip"] = "Fail"
     """What happens if records that were not read yet are removed from the topic: the source stops,
     or goes on with the oldest ones that are there."""
@@ -166,7 +172,15 @@ class KafkaSourceSpec(SourceOptions):
     def describe(self) -> str:
         return f"{self.format} of topic {self.topic}"
 
+    @property
+    def output_url(self) -> str | None:
+        return self.dead_letters
+
     def check(self, event_time: str | None, path: str) -> Iterator[Problem]:
+        if (self.on_bad_record == "DeadLetter") != (self.dead_letters is not None):
+            what = "onBadRecord: DeadLetter and deadLetters belong together"
+            hint = "write both, or neither"
+            yield Problem(f"{path}.deadLetters", "InvalidValue", what, hint)
         try:
             _ = self.starting_time_ms, self.starting_positions
         except ValueError:
