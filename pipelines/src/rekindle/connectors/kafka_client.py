@@ -154,7 +154,7 @@ class TopicClient:
         common = {**self._settings, **connection_settings(self._observe)}
         self._topic = topic
         self._last_error: str | None = None
-        self._refusal: str | None = None  # since the last call that had a result
+        self._refusal: str | None = None  # during the call
         try:
             self._admin = admin.AdminClient(common)
             self._consumer = Consumer({**CONSUMER_SETTINGS, **common})
@@ -241,6 +241,7 @@ class TopicClient:
     def _result(self, future: Future[_T]) -> _T:
         """Raises KafkaException; TopicRefused as soon as a broker has refused the client, not when
         the request ends."""
+        self._refusal = None  # of another attempt
         while True:
             try:
                 found = future.result(timeout=_POLL_S)
@@ -249,13 +250,13 @@ class TopicClient:
                 if self._refusal is not None:
                     raise TopicRefused(self._refusal) from None
             else:
-                self._refusal = None
                 return found
 
     def read(self, ranges: Ranges, most_bytes: int | None = None) -> dict[int, Records]:
         """The records of [start, end) of each partition, by offset. With `most_bytes` the ranges
         may end before, but not all of them before their first record. Raises TopicUnavailable,
         RecordsRemoved."""
+        self._refusal = None
         given = {p: span for p, span in ranges.items() if span[0] < span[1]}
         self._begin_at({p: start for p, (start, _) in given.items()})
         for partition, held in self._held.items():
@@ -272,7 +273,7 @@ class TopicClient:
                 raise TopicRefused(self._refusal)
             elif time.monotonic() > deadline:
                 raise TopicUnavailable(self._last_error or f"no response for {READ_S:.0f} s")
-        self._last_error = self._refusal = None
+        self._last_error = None
         ends = {p: min(end, self._held[p].next) for p, (_, end) in given.items()}
         if most_bytes is not None:
             ends = self._within(ends, most_bytes)

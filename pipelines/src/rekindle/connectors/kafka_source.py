@@ -76,9 +76,12 @@ class KafkaSource:
         event_time = _parsed(expression, node.schema, set(names))
         registry = options.schema_registry
         self._registry = SchemaRegistry(registry) if registry is not None else None
-        format = open_format(options, declared_schema(payload, event_time), self._registry)
-        self._values = ValueDecoder(format, payload, event_time)
         self._where = f"source {self._name}: topic {options.topic} at {options.bootstrap_servers}"
+        try:
+            format = open_format(options, declared_schema(payload, event_time), self._registry)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"source {self._name}: {error}") from error
+        self._values = ValueDecoder(format, payload, event_time)
         memory = context.memory or plan_memory()
         self._epoch_bytes = memory.epoch_bytes
         self._connect = connect
@@ -97,13 +100,19 @@ class KafkaSource:
         try:
             if self._options.security is not None:
                 self._describe_if_due()
+        except SourceRefused:
+            self.close()
+            raise
+        except SourceFailed as error:
+            _log.warning("%s", error)
+        try:
             if self._registry is not None:
                 self._registry.check()
         except SourceRefused as error:
             self.close()
-            raise error
+            raise SourceRefused(f"{self._where}: {error}") from error
         except SourceFailed as error:
-            _log.warning("%s", error)
+            _log.warning("%s: %s", self._where, error)
 
     @property
     def _client(self) -> TopicClient:
@@ -244,7 +253,10 @@ class KafkaSource:
             ) from error
         counts = {p: len(found[p].messages) for p in sorted(found)}
         messages = [message for p in counts for message in found[p].messages]
-        decoded = self._values.decode([message.value() for message in messages])
+        try:
+            decoded = self._values.decode([message.value() for message in messages])
+        except SourceFailed as error:  # of the registry
+            raise type(error)(f"{self._where}: {error}") from error
         bad = dict(decoded.bad)
         rows = self._table(decoded.rows, messages, bad)
         example = self._bad(messages, bad)

@@ -88,7 +88,8 @@ class SourceOptions(Spec):
 
     not_in_id: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit changes no epoch that has been computed: the operator id is without them,
-    so the source goes on where it was. They apply to pods that are created after the edit."""
+    so the source goes on where it was. They apply to pods that are created after the edit. Those of
+    an object are written `object.field`: whether the object is there remains in the id."""
 
     @property
     def added_columns(self) -> dict[str, Field]:
@@ -98,7 +99,22 @@ class SourceOptions(Spec):
     @property
     def applied_to_new_pods(self) -> dict[str, Any]:
         """The values of the fields that are not in the id."""
-        return {name: getattr(self, name) for name in sorted(self.not_in_id)}
+        found = dict[str, Any]()
+        for path in sorted(self.not_in_id):
+            value: Any = self
+            for name in path.split("."):
+                value = getattr(value, name, None)  # of an object that is not there
+            found[path] = value
+        return found
+
+    def remove_fields_of_new_pods(self, definition: dict[str, Any]) -> None:
+        """From the definition of this source as JSON: they are not in the id."""
+        for path in self.not_in_id:
+            *above, name = map(to_camel, path.split("."))
+            inside = definition
+            for field in above:
+                inside = inside.get(field) or {}
+            inside.pop(name, None)
 
     @property
     def secrets(self) -> tuple[str, ...]:
