@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -78,11 +79,12 @@ def test_rows_are_found_by_time(history: list[list[Row]], low: int, width: int) 
     epochs = epochs_of(history)
     state = after([[epoch] for epoch in epochs], -1000)
     for layout in (state, compact_all(SHAPE, state)):
-        found = between(SHAPE, layout, SLICE, low, low + width)
-        columns = zip(
-            found["__k0"].to_pylist(), times_of(found), found["v"].to_pylist(), strict=True
-        )
+        found, chosen = between(layout, SLICE, low, low + width)
+        rows = found.rows(chosen) if len(chosen) else SHAPE.schema.empty_table()
+        columns = zip(rows["__k0"].to_pylist(), times_of(rows), rows["v"].to_pylist(), strict=True)
         assert sorted(columns) == oracle_of(epochs).between(low, low + width)
+        places = list(zip(times_of(rows), rows[NUMBER].to_pylist(), strict=True))
+        assert places == sorted(places)
 
 
 @given(histories, st.data())
@@ -160,8 +162,8 @@ def test_rows_with_equal_hashes_and_other_keys_are_found_together(
 
     monkeypatch.setattr(keeping, "hash_rows", same)
     state = after([[(0, [("a", 5, 1), ("b", 3, 2)]), (1, [("a", 4, 3)])]], -1000)
-    found = between(SHAPE, state, SLICE, 0, 9)
-    assert times_of(found) == [3, 4, 5]
+    found, chosen = between(state, SLICE, 0, 9)
+    assert times_of(found.rows(chosen)) == [3, 4, 5]
 
 
 def test_numbers_of_rows_begin_anew_in_each_epoch() -> None:
@@ -196,3 +198,21 @@ def test_a_row_among_many_of_its_key_and_time_is_found_by_its_number() -> None:
     assert of_each.probe.tolist() == list(range(600))
     ((probe, chosen),) = of_each.portions(10_000)
     assert int64s(of_each.rows(chosen).column(NUMBER)).tolist() == numbers[probe].tolist()
+
+
+def test_many_slices_cost_what_is_looked_for_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each slice only what has times in it is looked for, not all that a call looks for."""
+    looked_for, find_in_pane = [0], lookup._find_in_pane
+
+    def counted(run: Any, number: int, probes: Any, near: Any, slice_us: int) -> Any:
+        looked_for[0] += len(near)
+        return find_in_pane(run, number, probes, near, slice_us)
+
+    monkeypatch.setattr(lookup, "_find_in_pane", counted)
+    rows = [(KEYS[time % 4], time, time % 6) for time in range(0, 30_000, 3)]
+    state = compact_all(SHAPE, after([[(0, rows)]], -1000))
+    assert len(state.panes) == 3000
+    wanted = [(key, time, time + 12) for key, time, _ in rows]
+    found = found_rows(state, wanted)
+    assert [len(of_probe) for of_probe in found[:100]] == [2] * 100
+    assert looked_for[0] < 5 * len(wanted)

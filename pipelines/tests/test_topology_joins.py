@@ -71,6 +71,14 @@ def test_a_window_needs_one_of_the_event_times() -> None:
     assert event_time(topology(join(), WINDOW, "w")) == "t"
 
 
+@pytest.mark.parametrize("name", ["within", "before", "after"])
+def test_bounds_fit_into_event_times(name: str) -> None:
+    longest, longer = ({"within": None, name: f"{days}d"} for days in (10_000_000, 10_000_001))
+    assert topology(join(**longest))
+    with pytest.raises(InvalidTopology, match=rf"join\.{name}: {name} is 10000001d .*10000000d"):
+        topology(join(**longer))
+
+
 def test_a_column_that_equals_two_others_is_one_column_of_the_pair() -> None:
     on = "orders.k = payments.ok AND orders.n = payments.m AND orders.n = payments.m2"
     compiled = topology(join(on=on), payments="ok STRING, m BIGINT, m2 BIGINT, u TIMESTAMP")

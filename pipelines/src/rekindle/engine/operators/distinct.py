@@ -100,6 +100,11 @@ class DistinctOperator:
         values = ((field.name, field.type) for field in self.columns if field.name not in self.keys)
         return RunShape(keys, kept=tuple(values))
 
+    @property
+    def _compared(self) -> list[str]:
+        """The columns of rows that decide which are written."""
+        return [HASH, TIME, NUMBER, *self._rows.key_names]
+
     @cached_property
     def _shape(self) -> RunShape:
         return self._rows if self.keeps_last else replace(self._rows, kept=())
@@ -210,10 +215,10 @@ class DistinctOperator:
         low = max(low, lacks_us + 1)
         if low > high:
             return self._rows.schema.empty_table()
-        rows = between(self._shape, state, self.slice_us, low, high)
-        rows = rows.filter(pa.array(~self._replaced(state, rows)))
-        order = np.lexsort((int64s(rows.column(NUMBER)), int64s(rows.column(TIME))))
-        return rows.take(pa.array(order)).combine_chunks()
+        found, chosen = between(state, self.slice_us, low, high)
+        if not len(chosen):
+            return self._rows.schema.empty_table()
+        return found.rows(chosen[~self._replaced(state, found.rows(chosen, self._compared))])
 
     def _replaced(self, state: OperatorState, rows: pa.Table) -> npt.NDArray[np.bool_]:
         """Which rows of the table another one takes the place of. A key may have many rows, of
@@ -238,9 +243,12 @@ class DistinctOperator:
         return replaced
 
     def _of_equal_keys(self, found: Found, rows: pa.Table) -> Iterator[tuple[Int64s, pa.Table]]:
-        """What was found for rows: indices of these, and a row with the same key for each."""
+        """What was found for rows: indices of these, and a row with the same key for each, of which
+        there are no other columns than those that are compared."""
+        rows = rows.select(self._compared)
         for probe, chosen in found.portions(PORTION):
-            own, others = rows.take(pa.array(probe)).combine_chunks(), found.rows(chosen)
+            own = rows.take(pa.array(probe)).combine_chunks()
+            others = found.rows(chosen, self._compared)
             equal = np.ones(len(probe), dtype=np.bool_)
             for key in self._rows.key_names:
                 equal &= equal_values(_array(own.column(key)), _array(others.column(key)))

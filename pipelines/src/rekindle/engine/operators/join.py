@@ -38,7 +38,7 @@ from rekindle.engine.operators.base import (
     lacks_us,
     view_name,
 )
-from rekindle.engine.operators.matches import MARKS, Matched, is_marked, rows_of
+from rekindle.engine.operators.matches import MARKS, PLACE, Matched, is_marked, rows_of
 from rekindle.engine.state.keeping import (
     epochs_of,
     forget,
@@ -67,8 +67,8 @@ from rekindle.topology.spec import OperatorSpec
 from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.sql.tokens import quote
 
-PAIRS = 1 << 17
-"""About how many pairs are made at once."""
+PAIRS, PAIR_BYTES = 1 << 17, 8 << 20
+"""Limits of the pairs that are made at once; that of bytes is one of average rows."""
 NUMBER_OF_PAIR = "__n"
 _SIDES = ("left", "right")
 _WRITES_NO_PAIRS = ("Semi", "Anti")
@@ -239,14 +239,24 @@ class JoinOperator:
         if rows is None or not rows.num_rows:
             return
         found = find(table, self.slice_us, self.sides[at].probes(rows))
+        of_own, of_other = (self._needed(side) for side in (self.sides[at], self.sides[1 - at]))
+        rows = rows.select(of_own)
+        most = found.rows_of_bytes(of_other, rows, PAIRS, PAIR_BYTES)
         for probe, chosen in found.portions(PAIRS):
-            for begin in range(0, len(probe), PAIRS):
-                part = slice(begin, begin + PAIRS)
+            for begin in range(0, len(probe), most):
+                part = slice(begin, begin + most)
                 own = rows.take(pa.array(probe[part])).combine_chunks()
-                pairs = self._matching(at, own, found.rows(chosen[part]))
+                pairs = self._matching(at, own, found.rows(chosen[part], of_other))
                 if self.type != "Inner" and self.condition is not None:
                     pairs = self._evaluated(pairs, evaluate)
                 yield pairs
+
+    def _needed(self, side: Side) -> list[str]:
+        """The columns of a pair's rows that are read: of a join that writes no pairs, and has no
+        further condition, only those by which it finds them."""
+        if self.type in _WRITES_NO_PAIRS and self.condition is None:
+            return [*PLACE, *side.shape.key_names]
+        return side.shape.schema.names
 
     def _matching(self, at: int, own: pa.Table, other: pa.Table) -> Pairs:
         """The pairs with equal keys, of rows with equal hashes."""
@@ -293,14 +303,16 @@ class JoinOperator:
         low = max(low, lacks_us(kept) + side.early_us + 1)
         if low > high:
             return self._pairs.empty_table()
-        rows = between(side.shape, kept[_SIDES[at]], self.slice_us, low, high)
-        rows = rows.filter(pa.array(~is_marked(kept[_marks(at)], self.slice_us, rows)))
-        times, numbers = int64s(rows.column(TIME)), int64s(rows.column(NUMBER))
+        found, chosen = between(kept[_SIDES[at]], self.slice_us, low, high)
+        if not len(chosen):
+            return self._pairs.empty_table()
+        places = found.rows(chosen, PLACE)
+        rows = found.rows(chosen[~is_marked(kept[_marks(at)], self.slice_us, places)])
+        times = int64s(rows.column(TIME))
         watermarks = np.array([after for _, _, after in clock], dtype=np.int64)
         at_epoch = np.searchsorted(watermarks, times + side.late_us, side="right")
         epochs = np.array([epoch for epoch, _, _ in clock], dtype=np.int64)[at_epoch]
-        order = np.lexsort((numbers, times, epochs))
-        return self._alone(at, rows.take(pa.array(order)).combine_chunks(), epochs[order])
+        return self._alone(at, rows, epochs)
 
     def _came_before(self, at: int, own: pa.Table, other: pa.Table) -> npt.NDArray[np.bool_]:
         epoch, of_other = (epochs_of(int64s(table.column(NUMBER))) for table in (own, other))

@@ -16,15 +16,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.engine.state.operator import OperatorState, overlaps, pages_of
+from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState, overlaps, pages_of
 from rekindle.engine.state.remote import prioritize
 from rekindle.engine.state.runs import (
     Int64s,
     Run,
-    RunShape,
     Uint64s,
     bucket_of,
-    sort,
+    rows_within,
     take_rows,
 )
 
@@ -106,69 +105,111 @@ class Found:
         order = order[in_time[order]]
         return probe[order], (starts[run] + row)[order]
 
-    def rows(self, chosen: Int64s) -> pa.Table:
-        """The rows with these numbers (`portions`)."""
-        return take_rows([run.table for run in self.runs], chosen)
+    def rows(self, chosen: Int64s, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows with these numbers (`portions`); without `columns`, with all of theirs."""
+        tables = [run.table for run in self.runs]
+        return take_rows([t.select(columns) for t in tables] if columns else tables, chosen)
+
+    def rows_of_bytes(
+        self, columns: Sequence[str], further: pa.Table, most_rows: int, most_bytes: int
+    ) -> int:
+        """How many rows with these columns, each with one of `further`, are within both limits if
+        they are average ones."""
+        rows = sum(run.rows for run in self.runs)
+        size = sum(run.table.select(columns).nbytes for run in self.runs)
+        size += further.nbytes * rows // max(1, further.num_rows)
+        return rows_within(most_rows, most_bytes, rows, size)
 
 
 def find(state: OperatorState, slice_us: int, probes: Probes) -> Found:
     """The rows that are looked for. Waits for runs that are not available, if they may have any."""
+    if not len(probes.low):
+        return _concatenated(probes, (), [])
     order = np.argsort(probes.hashes, kind="stable")
-    ordered = Probes(probes.hashes[order], probes.low[order], probes.high[order])
+    ordered = _OrderedProbes(probes.hashes[order], probes.low[order], probes.high[order])
+    low, high = int(probes.low.min()), int(probes.high.max())
     runs: list[Run] = []
     parts: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
-    for run, seq in _touched(state, slice_us, ordered.low, ordered.high):
+    for run, seq in _touched(state, slice_us, low, high):
         by_pane = _find_in_run(run, slice_us, ordered, state.first_live_pane_us)
         found = [
             part if seq is None else _not_folded(state, seq, pane, ordered.hashes, part)
             for pane, part in by_pane
         ]
         found = [part for part in found if len(part[0])]
-        parts += [(p, np.full(len(p), len(runs)), first, length) for p, first, length in found]
+        parts += [
+            (order[p], np.full(len(p), len(runs)), first, length) for p, first, length in found
+        ]
         runs += [run] if found else []
+    return _concatenated(probes, runs, parts)
+
+
+def between(state: OperatorState, slice_us: int, low: int, high: int) -> tuple[Found, Int64s]:
+    """The rows with times from `low` to `high`, both included, and their numbers in the order of
+    time and number: a caller that needs few of them does not read the columns of all."""
+    bounds = np.array([low], dtype=np.int64), np.array([high], dtype=np.int64)
+    runs: list[Run] = []
+    parts: list[tuple[Int64s, Int64s, Int64s, Int64s]] = []
+    for run, seq in _touched(state, slice_us, low, high):
+        pane = max(low - slice_us + 1, state.first_live_pane_us)
+        first = int(np.searchsorted(run.panes, pane))
+        times = run.times[first : int(np.searchsorted(run.panes, high, "right"))]
+        chosen = np.flatnonzero((times >= low) & (times <= high)) + first
+        if seq is not None and len(chosen):
+            page = pages_of(state, run.panes[chosen], bucket_of(run.hashes[chosen]))
+            chosen = chosen[state.folded_through[page] < seq]
+        if len(chosen):
+            none, ones = np.zeros_like(chosen), np.ones_like(chosen)
+            parts.append((none, np.full_like(chosen, len(runs)), chosen, ones))
+            runs.append(run)
+    found = _concatenated(Probes(np.zeros(1, dtype=np.uint64), *bounds), runs, parts)
+    ((_, numbers),) = list(found.portions(1)) or [(None, np.zeros(0, dtype=np.int64))]
+    return found, numbers
+
+
+def _concatenated(
+    probes: Probes, runs: Sequence[Run], parts: Sequence[tuple[Int64s, Int64s, Int64s, Int64s]]
+) -> Found:
+    """`parts`: ranges of rows, by the fields of Found."""
     if not parts:
         none = np.zeros(0, dtype=np.int64)
         return Found(probes, (), none, none, none, none)
     probe, at, first, lengths = (np.concatenate(column) for column in zip(*parts, strict=True))
-    probe = order[probe]
     by_probe = np.argsort(probe, kind="stable")
     return Found(probes, runs, probe[by_probe], at[by_probe], first[by_probe], lengths[by_probe])
 
 
-def between(shape: RunShape, state: OperatorState, slice_us: int, low: int, high: int) -> pa.Table:
-    """The rows with times from `low` to `high`, both included, in the order of runs."""
-    bounds = np.array([low], dtype=np.int64), np.array([high], dtype=np.int64)
-    tables = [shape.schema.empty_table()]
-    for run, seq in _touched(state, slice_us, *bounds):
-        for pane, first, end in run.panes_at:
-            if pane < state.first_live_pane_us or pane + slice_us <= low or pane > high:
-                continue
-            times = run.times[first:end]
-            chosen = np.flatnonzero((times >= low) & (times <= high)) + first
-            if seq is not None and len(chosen):
-                buckets = bucket_of(run.hashes[chosen])
-                page = pages_of(state, np.full(len(chosen), pane), buckets)
-                chosen = chosen[state.folded_through[page] < seq]
-            if len(chosen):
-                tables.append(run.table.take(pa.array(chosen)))
-    return sort(pa.concat_tables(tables))
-
-
 def _touched(
-    state: OperatorState, slice_us: int, low: Int64s, high: Int64s
+    state: OperatorState, slice_us: int, low: int, high: int
 ) -> list[tuple[Run, int | None]]:
     """The runs that may have rows of these times; of a delta also its number."""
-    if not len(low):
-        return []
-    first = max(int(low.min()) - slice_us + 1, state.first_live_pane_us)
-    end = int(high.max()) + 1
+    first = max(low - slice_us + 1, state.first_live_pane_us)
     runs: list[tuple[Run, int | None]] = [
         *((page.run, None) for page in state.pages if page.run is not None),
         *((delta.run, delta.seq) for delta in state.deltas),
     ]
-    touched = [(run, seq) for run, seq in runs if overlaps(run, first, end)]
+    touched = [(run, seq) for run, seq in runs if overlaps(run, first, high + 1)]
     prioritize(run for run, _ in touched if not run.is_available)
     return touched
+
+
+@dataclass(frozen=True)
+class _OrderedProbes:
+    """Probes, ordered by hash."""
+
+    hashes: Uint64s
+    low: Int64s
+    high: Int64s
+
+    @cached_property
+    def by_low(self) -> Int64s:
+        return np.argsort(self.low, kind="stable")
+
+    def near(self, panes: Int64s, slice_us: int) -> tuple[Int64s, Int64s]:
+        """For each pane a range of `by_low` that has all probes of times in it."""
+        longest, low = max(0, int((self.high - self.low).max())), self.low[self.by_low]
+        from_us = np.maximum(panes, BEGIN_OF_PANES + longest) - longest
+        return np.searchsorted(low, from_us), np.searchsorted(low, panes + slice_us)
 
 
 _Part = tuple[Int64s, Int64s, Int64s]
@@ -176,34 +217,48 @@ _Part = tuple[Int64s, Int64s, Int64s]
 
 
 def _find_in_run(
-    run: Run, slice_us: int, probes: Probes, first_live: int
+    run: Run, slice_us: int, probes: _OrderedProbes, first_live: int
 ) -> list[tuple[int, _Part]]:
-    """By pane that is live. The probes are ordered by hash."""
+    """By pane that is live. In each it looks for the probes of its times alone, so that many panes
+    cost no more than their rows."""
     found = []
     hashes = run.hashes
-    for pane, first, end in run.panes_at:
+    near_from, near_to = probes.near(np.array([p for p, _, _ in run.panes_at]), slice_us)
+    for number in np.flatnonzero(near_from < near_to).tolist():
+        pane, first, end = run.panes_at[number]
         if pane < first_live:
             continue
         low = int(np.searchsorted(probes.hashes, hashes[first]))
         high = int(np.searchsorted(probes.hashes, hashes[end - 1], "right"))
-        if low == high:
-            continue
-        wanted = slice(low, high)
-        rows = hashes[first:end]
-        begin = np.searchsorted(rows, probes.hashes[wanted])
-        after = np.searchsorted(rows, probes.hashes[wanted], "right")
-        touched = (probes.low[wanted] < pane + slice_us) & (probes.high[wanted] >= pane)
-        at = np.flatnonzero((begin < after) & touched)
-        if not len(at):
-            continue
-        begin, lengths = begin[at] + first, (after - begin)[at]
-        at += low
-        if int(lengths.max()) > SHORT_ROWS:
-            times, after = run.times, begin + lengths
-            begin = _bisect(times, begin, after, probes.low[at], or_equal=False)
-            lengths = _bisect(times, begin, after, probes.high[at], or_equal=True) - begin
-        found.append((pane, (at, begin, lengths)))
+        near = probes.by_low[near_from[number] : near_to[number]]
+        if high - low <= len(near):
+            near = np.arange(low, high)
+        else:
+            near = np.sort(near[(near >= low) & (near < high)])
+        found_in_pane = _find_in_pane(run, number, probes, near, slice_us)
+        if found_in_pane is not None:
+            found.append((pane, found_in_pane))
     return found
+
+
+def _find_in_pane(
+    run: Run, number: int, probes: _OrderedProbes, near: Int64s, slice_us: int
+) -> _Part | None:
+    """`near`: the probes that are looked for, ascending. None if there are no rows."""
+    pane, first, end = run.panes_at[number]
+    rows, wanted = run.hashes[first:end], probes.hashes[near]
+    begin = np.searchsorted(rows, wanted)
+    after = np.searchsorted(rows, wanted, "right")
+    touched = (probes.low[near] < pane + slice_us) & (probes.high[near] >= pane)
+    chosen = np.flatnonzero((begin < after) & touched)
+    if not len(chosen):
+        return None
+    begin, lengths, at = begin[chosen] + first, (after - begin)[chosen], near[chosen]
+    if int(lengths.max()) > SHORT_ROWS:
+        times, after = run.times, begin + lengths
+        begin = _bisect(times, begin, after, probes.low[at], or_equal=False)
+        lengths = _bisect(times, begin, after, probes.high[at], or_equal=True) - begin
+    return at, begin, lengths
 
 
 def _bisect(

@@ -28,7 +28,7 @@ from rekindle.topology.sql.joins import (
     key_problems,
     parse_condition,
 )
-from rekindle.topology.units import format_duration
+from rekindle.topology.units import SECOND, format_duration
 
 UNMATCHED: Mapping[str, tuple[int, ...]] = {
     "Left": (0,),
@@ -39,6 +39,8 @@ UNMATCHED: Mapping[str, tuple[int, ...]] = {
 """By type, the inputs of which rows that match none are written."""
 _EVENT_TIMES: Mapping[str, tuple[int, ...]] = {"Inner": (0, 1), "Right": (1,), "Full": ()}
 """By type, the inputs whose event time no row lacks; (0,) for the others."""
+MAX_BOUND_US = 10_000_000 * 86_400 * SECOND
+"""Far above it, the bounds of the rows that match one could have more than 64 bits."""
 _WITHIN_HINT = (
     "write how far apart the event times of two rows may be: within: 1h, or before and after"
 )
@@ -141,6 +143,12 @@ class JoinOperatorKind(OperatorKind):
             what = "has within, and before or after"
             hint = "write within, for both directions, or before and after"
             yield Problem(where, "InvalidJoin", what, hint)
+
+        for name in ("within", "before", "after"):
+            if (getattr(join, name) or 0) > MAX_BOUND_US:
+                what = f"{name} is {format_duration(getattr(join, name))}"
+                hint = f"write at most {format_duration(MAX_BOUND_US)}"
+                yield Problem(f"{where}.{name}", "InvalidJoin", what, hint)
 
     def derive(self, inputs: Mapping[str, Stream], path: str, problems: list[Problem]) -> Stream:
         where = f"{path}.join"
