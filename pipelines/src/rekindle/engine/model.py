@@ -37,6 +37,10 @@ class State:
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.operators.values())
+
     def with_joined_deltas(self) -> State:
         """The same state in a form that is cheaper to save
         (`engine.state.compaction.join_single_deltas`)."""

@@ -18,6 +18,7 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
+from rekindle.coordinator.checkpoints.policy import next_checkpoint, replays_of, wants_checkpoint
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, floors, oldest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
@@ -91,6 +92,7 @@ class Coordinator:
         # Derived once for each tick, not for each poll.
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
+        self.next_checkpoint = NO_EPOCH  # the epoch at which one is due
 
     # --- read by the shell ---
 
@@ -421,6 +423,19 @@ class Coordinator:
         self._floors = floors(graph, manifest, self._progress())
         if self._generation is not None:
             self._beginnings.update(self._generation, manifest)
+            self.next_checkpoint = self._next_checkpoint(self._generation, graph, manifest)
+
+    def _next_checkpoint(self, generation: Generation, graph: Graph, manifest: Manifest) -> int:
+        entries = {p: self.committer.newest_entry(p) for p in self._running(graph)}
+        tasks = [t for p in entries for t in self._replicas[p]]
+        return next_checkpoint(
+            list(replays_of(generation, self._replicas, entries)),
+            generation.checkpoint_interval_epochs,
+            wanted=wants_checkpoint(tasks, generation, manifest),
+        )
+
+    def _running(self, graph: Graph) -> frozenset[Partition]:
+        return running(self._replicas, self.is_suspected) & set(graph.partitions)
 
     def _segment(self, slot: Slot) -> Segment | None:
         """Of the newest generation; None if it does not have it."""
@@ -444,8 +459,9 @@ class Coordinator:
             generation=self._generation,
             graph=self._graph,
             progress=self._progress(),
-            running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
+            running=self._running(self._graph),
             head_epoch=self.membership.newest_epoch(),
+            next_checkpoint=self.next_checkpoint,
             started=self.membership.started(),
             written=self._written,
         )
@@ -508,6 +524,7 @@ class Coordinator:
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
             is_untrusted=lambda task: self.containment.comparison.is_untrusted(task.slot),
+            next_checkpoint=self.next_checkpoint,
         )
 
     # --- desired state ---
@@ -538,6 +555,8 @@ class Coordinator:
             self.containment,
             self.committer.is_refused,
             self._stabilizes_in_turn,
+            generation.checkpoint_interval_epochs,
+            self.next_checkpoint,
         )
         segment = self._segment(slot)
         update = {
@@ -557,7 +576,9 @@ class Coordinator:
             return False
         reached = task.response.stable_epoch if task.response else NO_EPOCH
         interval_epochs = self._generation.checkpoint_interval_epochs
-        return self.committer.lacks_entries(task.partition, reached, interval_epochs)
+        return self.committer.lacks_entries(
+            task.partition, reached, interval_epochs, self.next_checkpoint
+        )
 
 
 Event = Callable[[Coordinator, float], list[Effect]]

@@ -411,7 +411,7 @@ class TaskCore:
                     self.status.computed(epoch, digest, chained)
                     effects += self._log_grew()
                 case CallCompleted(epochs, took_s):
-                    self.status.processed(took_s)
+                    self.status.processed(len(epochs), took_s)
                     effects += self._update_phase()
                     effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():
