@@ -58,11 +58,11 @@ def test_deltas_are_joined_at_checkpoints_and_not_under_the_lock(
     """Polls wait for the lock."""
     joined: list[tuple[int, bool]] = []
 
-    def with_joined_deltas(state: State) -> State:
+    def join_deltas(state: State) -> State:
         joined.append((value_in_state(state, "sum"), world.process._stepping))
         return State({**state.operators, "joined": state.operators["sum"]})
 
-    monkeypatch.setattr(State, "with_joined_deltas", with_joined_deltas)
+    monkeypatch.setattr(world.chain, "join_deltas", join_deltas)
     world.run_to(25.0)
     assert joined == [(sum(range(10)), False), (sum(range(20)), False)]
     assert ["joined" in state.operators.operators for state in world.saved] == [True, True]

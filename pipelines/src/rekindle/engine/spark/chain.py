@@ -34,6 +34,7 @@ from rekindle.engine.operators.base import Aggregation, Operator, tables_of, vie
 from rekindle.engine.spark.analysis import Analyzer
 from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.steps import Step, is_divisible, plan_steps, step_sql
+from rekindle.engine.state.compaction import join_single_deltas
 from rekindle.engine.state.operator import (
     BEGIN_OF_PANES,
     EMPTY,
@@ -151,6 +152,11 @@ class SparkChain:
             if operator.node.id in bounds
         }
         return State({**state.operators, **begun})
+
+    def join_deltas(self, state: State) -> State:
+        shapes = {table: shape for _, table, shape in self._tables()}
+        joined = {t: join_single_deltas(shapes[t], s) for t, s in state.operators.items()}
+        return State(joined)
 
     def folded(self, state: State) -> Mapping[str, pa.Table]:
         """For tests: by table, its rows, in an order that is the same for any layout."""

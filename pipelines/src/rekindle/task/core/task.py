@@ -13,6 +13,7 @@ Design: docs/decisions/0045-task-core.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
@@ -399,7 +400,11 @@ class TaskCore:
             match effect:
                 case TakeEpochs():
                     effects += self._request_epochs(effect)
-                case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
+                case ProcessEpochs():
+                    self._take_request = None
+                    saves = effect.for_checkpoint and self.supervisor.is_saver
+                    effects.append(replace(effect, for_checkpoint=saves))
+                case AppendEpochs() | AppendTentative() | RestartEngine():
                     self._take_request = None
                     effects.append(effect)
                 case SetProblem(subject, problem):
