@@ -63,9 +63,13 @@ def test_deltas_are_joined_at_checkpoints_and_not_under_the_lock(
         return State({**state.operators, "joined": state.operators["sum"]})
 
     monkeypatch.setattr(world.chain, "join_deltas", join_deltas)
-    world.run_to(25.0)
-    assert joined == [(sum(range(10)), False), (sum(range(20)), False)]
-    assert ["joined" in state.operators.operators for state in world.saved] == [True, True]
+    world.run_to(15.0)
+    assert joined == [], "another replica saves"
+    world.poll(saver=True)
+    world.run_to(35.0)
+    assert joined == [(sum(range(20)), False), (sum(range(30)), False)]
+    found = ["joined" in state.operators.operators for state in world.saved]
+    assert found == [False, True, True]
 
 
 def test_a_call_is_bounded_in_rows(tmp_path: Path) -> None:
