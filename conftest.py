@@ -38,8 +38,11 @@ settings.load_profile("ci")
 gc.disable()  # while modules are imported: nothing of them is garbage
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """The garbage collector skips what was imported."""
+    has_groups = all("@" in item.nodeid for item in session.items)
+    if session.config.getoption("loadgroup", False) and not has_groups:
+        raise pytest.UsageError("this pytest-xdist gives tests no groups under this pytest")
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
     gc.enable()

@@ -118,6 +118,18 @@ def test_every_feature_has_a_case() -> None:
 
 SECRETS: list[tuple[dict[str, Any], str]] = [
     ({"checkpoint": {"secretRef": "NAME"}}, "spec.checkpoint.secretRef"),
+    (
+        {"sources": [{}, {"kafka": {"security": {"sasl": {"secretRef": "NAME"}}}}]},
+        "spec.sources[1].kafka.security.sasl.secretRef",
+    ),
+    (
+        {"sources": [{"kafka": {"schemaRegistry": {"secretRef": "NAME"}}}]},
+        "spec.sources[0].kafka.schemaRegistry.secretRef",
+    ),
+    (
+        {"queries": [{"sink": {"kafka": {"security": {"tls": {"secretRef": "NAME"}}}}}]},
+        "spec.queries[0].sink.kafka.security.tls.secretRef",
+    ),
     (container(envFrom=[{"secretRef": {"name": "NAME"}}]), f"{TASK}.envFrom[0].secretRef"),
     (
         container(env=[{"name": "A", "valueFrom": {"secretKeyRef": {"name": "NAME", "key": "k"}}}]),
@@ -199,6 +211,10 @@ def test_ordinary_templates_pass() -> None:
     spec = {
         "image": "any/image:1",
         "checkpoint": {"store": "s3://b/c", "secretRef": "s3-rekindle", "volume": "claim"},
+        "sources": [
+            {"kafka": {"security": {"sasl": {"secretRef": "user-rekindle"}}}},
+            {"generator": {"columns": {"secretRef": "random()"}}},
+        ],
         "podTemplate": {
             "metadata": {"labels": {"team": "a"}},
             "spec": {

@@ -125,15 +125,11 @@ def union_spec(max_delay: str) -> dict[str, Any]:
     return spec | changed
 
 
-@pytest.mark.parametrize(
-    ("max_delay", "checkpoint", "starts"),
-    [("2s", 40, True), ("Infinite", 40, False), ("2s", None, False)],
-)
-def test_after_the_loss_of_all_nodes_a_query_starts_in_part(
-    max_delay: str, checkpoint: int | None, starts: bool
-) -> None:
-    cluster = ModelCluster()
-    cluster.add_topology("flights", union_spec(max_delay))
+def with_two_of_three_nodes(
+    cluster: ModelCluster, spec: dict[str, Any], checkpoint: int | None
+) -> list[Any]:
+    """The tasks that have a node after the loss of all three and the return of two."""
+    cluster.add_topology("flights", spec)
     cluster.checkpoint_epoch = checkpoint
     for name in "abc":
         cluster.add_node(name, cpu_m=560, memory=1800 << 20)  # a task each, one a coordinator too
@@ -145,7 +141,49 @@ def test_after_the_loss_of_all_nodes_a_query_starts_in_part(
     for name in "de":
         cluster.add_node(name, cpu_m=560, memory=1800 << 20)
         cluster.settle()
-    placed = [p for p in cluster.tasks().values() if p.node in ("d", "e")]
+    return [p for p in cluster.tasks().values() if p.node in ("d", "e")]
+
+
+@pytest.mark.parametrize(("when_missing", "starts"), [("EmitMatches", True), ("Block", False)])
+def test_a_join_that_blocks_does_not_start_without_an_input(
+    when_missing: str, starts: bool
+) -> None:
+    spec = joined_spec(when_missing)
+    placed = with_two_of_three_nodes(ModelCluster(), spec, 40)
+    assert len(placed) == (2 if starts else 0)
+
+
+@pytest.mark.parametrize(("max_delay", "outdated"), [("2s", True), ("Infinite", False)])
+def test_pods_of_a_join_are_outdated_by_another_way_to_wait(max_delay: str, outdated: bool) -> None:
+    cluster = ModelCluster()
+    cluster.add_topology("flights", joined_spec("EmitMatches", max_delay))
+    for name in "abc":
+        cluster.add_node(name, cpu_m=560, memory=1800 << 20)
+    cluster.settle()
+    cluster.edit("flights", **joined_spec("Block", max_delay))
+    cluster.settle()
+    text = "1 of 3 pods are outdated"
+    assert (text in cluster.condition("Valid")["message"]) == outdated
+
+
+def joined_spec(when_missing: str, max_delay: str = "2s") -> dict[str, Any]:
+    spec = union_spec(max_delay)
+    one, other = (source["name"] for source in spec["sources"])
+    on, select = f"{one}.origin = {other}.origin", f"{one}.origin, {other}.time_hour"
+    join = {"on": on, "within": "1h", "select": select, "whenMissing": when_missing}
+    both = {"name": "both", "inputs": [one, other], "join": join}
+    return spec | {"operators": [both]}
+
+
+@pytest.mark.parametrize(
+    ("max_delay", "checkpoint", "starts"),
+    [("2s", 40, True), ("Infinite", 40, False), ("2s", None, False)],
+)
+def test_after_the_loss_of_all_nodes_a_query_starts_in_part(
+    max_delay: str, checkpoint: int | None, starts: bool
+) -> None:
+    cluster = ModelCluster()
+    placed = with_two_of_three_nodes(cluster, union_spec(max_delay), checkpoint)
     assert len(placed) == (2 if starts else 0)
     assert any("both" in p.name for p in placed) == starts
     if starts:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rekindle.arrow_types import arrow_schema
 from rekindle.engine.epochs import concatenate_epochs
-from rekindle.engine.operators.base import Advanced
+from rekindle.engine.operators.base import Advanced, without_all_rows
 from rekindle.engine.operators.join import JoinOperator, open_join
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
@@ -137,7 +137,7 @@ def inputs_of(found: History) -> list[EpochInput]:
 
 
 def call(
-    join: JoinOperator, tables: dict[str, OperatorState], epochs: Sequence[EpochInput]
+    join: JoinOperator, tables: Mapping[str, OperatorState], epochs: Sequence[EpochInput]
 ) -> Advanced:
     inputs: list[pa.Table | None] = []
     for at in range(2):
@@ -145,7 +145,9 @@ def call(
         table = concatenate_epochs(schema, [(e, e.inputs[at]) for e in epochs])
         inputs.append(table if table.num_rows else None)
     clock = [(e.epoch, e.watermark_before, e.watermark) for e in epochs]
-    states = {name: tables.get(name, EMPTY) for name in join.tables}
+    states: Mapping[str, OperatorState] = {n: tables.get(n, EMPTY) for n in join.tables}
+    if not all(epoch.complete for epoch in epochs):
+        states = without_all_rows(join, states)
     return join.advance(states, inputs, clock, None, evaluate)
 
 

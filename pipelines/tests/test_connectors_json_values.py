@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.arrow_types import TIMESTAMP
-from rekindle.connectors.json_values import Decoded, JsonValues
+from rekindle.connectors.json_values import JsonValues
+from rekindle.connectors.record_values import Decoded, ValueDecoder, declared_schema
 from rekindle.topology.sql.ddl import ddl_to_schema
 from rekindle.topology.sql.event_time import parse_event_time
 
@@ -24,7 +25,7 @@ GOOD = b'{"id":1,"name":"a","at":"2026-01-01T00:00:00Z","price":1.5}'
 
 
 def decode(*values: bytes | None, schema: pa.Schema = SCHEMA) -> Decoded:
-    return JsonValues(schema).decode(values)
+    return ValueDecoder(JsonValues(schema), schema).decode(values)
 
 
 def test_each_value_is_a_row() -> None:
@@ -83,7 +84,8 @@ def test_event_time_is_computed_and_what_it_cannot_be_is_bad() -> None:
     declared = ddl_to_schema("day STRING, id BIGINT")
     expression = parse_event_time("to_timestamp(day, 'dd/MM/yyyy')", declared)
     schema = pa.schema([("day", pa.string()), ("id", pa.int64()), ("at", TIMESTAMP)])
-    decoded = JsonValues(schema, expression).decode(
+    format = JsonValues(declared_schema(schema, expression))
+    decoded = ValueDecoder(format, schema, expression).decode(
         [b'{"day":"31/12/2025","id":1}', b'{"day":"2025-12-31","id":2}', b'{"id":3}']
     )
     assert list(decoded.bad) == [1]

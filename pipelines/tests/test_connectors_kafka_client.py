@@ -126,7 +126,7 @@ def test_a_record_whose_columns_have_no_value_is_bad() -> None:
     for field in options.added_columns.values():
         columns = columns.append(field)
     context = SourceContext(spec, Node("clicks", "op", spec, (), columns, "t", 1), 1, Path("/none"))
-    source = KafkaSource(options, context, lambda servers, topic: FakeClient(4))  # type: ignore
+    source = KafkaSource(options, context, lambda servers, topic, security: FakeClient(4))  # type: ignore
     found = source.read({"0": 0}, {"0": 4})
     assert (found.table.num_rows, found.dropped, found.newest_us) == (2, 2, {"0": 5000})
     assert "offset 1: column t: the record's time" in found.example

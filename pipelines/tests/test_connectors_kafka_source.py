@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import io
+import json
 import random
 import time
 from typing import Any
 
+import fastavro
 import pytest
 from kafka_parts import Topic, new_topic, open_kafka
+from schema_server import SchemaServer
 
+from rekindle.connectors.avro_values import PREFIX
 from rekindle.connectors.kafka_client import CONSUMER_SETTINGS
 from rekindle.connectors.kafka_source import KafkaSource
 from rekindle.connectors.live_source import Reach
@@ -19,6 +24,14 @@ from rekindle_testing.waiting import eventually
 
 pytestmark = pytest.mark.process
 AT = "2026-01-01T00:00:0{}Z"
+AVRO: dict[str, Any] = {
+    "type": "record",
+    "name": "Click",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+    ],
+}
 
 
 @pytest.fixture
@@ -28,6 +41,13 @@ def topic(kafka_broker: KafkaBroker) -> Topic:
 
 def rows(first: int, count: int) -> list[dict[str, Any]]:
     return [{"id": i, "at": AT.format(i % 10)} for i in range(first, first + count)]
+
+
+def avro_row(id: int, second: int) -> bytes:
+    data = io.BytesIO()
+    row = {"id": id, "at": 1_767_225_600_000_000 + second * 1_000_000}
+    fastavro.schemaless_writer(data, fastavro.parse_schema(AVRO), row)
+    return data.getvalue()
 
 
 def ids(source: KafkaSource, reach: Reach) -> list[int]:
@@ -370,3 +390,84 @@ def test_a_broker_that_is_away_is_named_and_found_again(
 def test_the_client_commits_nothing() -> None:
     assert CONSUMER_SETTINGS["enable.auto.commit"] is False
     assert CONSUMER_SETTINGS["auto.offset.reset"] == "error"
+
+
+class TestFormats:
+    def test_csv(self, topic: Topic) -> None:
+        topic.send([b"1;2026-01-01T00:00:03Z", b"x", b"2;NA"])
+        source = open_kafka(topic, format="csv", delimiter=";", onBadRecord="Drop")
+        reach = source.ends(None)
+        found = source.read(reach.start, reach.end)
+        assert found.table.column("id").to_pylist() == [1, 2]
+        assert found.newest_us == {"0": 1_767_225_603_000_000}
+        assert "offset 1: 'x': 1 values for 2 columns" in found.example
+        source.close()
+
+    def test_raw(self, topic: Topic) -> None:
+        topic.send([b"at 1767225600", b"no time"])
+        source = open_kafka(
+            topic, schema="line STRING", format="raw", event_time="t", timestampColumn="t"
+        )
+        reach = source.ends(None)
+        assert source.read(reach.start, reach.end).table.column("line").to_pylist() == [
+            "at 1767225600",
+            "no time",
+        ]
+        source.close()
+
+    def test_avro_of_one_schema(self, topic: Topic) -> None:
+        topic.send([avro_row(1, 3), avro_row(2, 4)[:-1], avro_row(3, 5)])
+        source = open_kafka(topic, format="avro", avroSchema=json.dumps(AVRO))
+        reach = source.ends(None)
+        with pytest.raises(SchemaMismatch, match=r"partition 0, offset 1: .*truncated"):
+            source.read(reach.start, reach.end)
+        found = source.read({"0": 2}, reach.end)
+        assert found.table.column("id").to_pylist() == [3]
+        assert found.newest_us == {"0": 1_767_225_605_000_000}
+        source.close()
+
+    def test_avro_of_a_registry(self, topic: Topic) -> None:
+        added = {"name": "page", "type": "string"}
+        newer = {**AVRO, "fields": [added, *AVRO["fields"]]}
+        with SchemaServer({4: {"schema": json.dumps(AVRO)}}) as server:
+            topic.send([PREFIX.pack(0, 4) + avro_row(1, 3)])
+            topic.send([PREFIX.pack(0, 5) + b"\x06abc" + avro_row(2, 4)])
+            source = open_kafka(
+                topic,
+                schema="id BIGINT, at TIMESTAMP, page STRING",
+                format="avro",
+                schemaRegistry={"url": server.url},
+            )
+            reach = source.ends(None)
+            with pytest.raises(SourceFailed, match="does not have /schemas/ids/5"):
+                source.read(reach.start, reach.end)
+            server.schemas[5] = {"schema": json.dumps(newer)}
+            for _ in range(2):
+                found = source.read(reach.start, reach.end)
+                assert found.table.column("page").to_pylist() == [None, "abc"]
+            assert server.requests == ["/schemas/ids/4", "/schemas/ids/5", "/schemas/ids/5"]
+        source.close()
+
+
+class TestOffsetsThatAreGiven:
+    def test_each_partition_begins_there(self, kafka_broker: KafkaBroker) -> None:
+        topic = new_topic(kafka_broker, 3)
+        for partition in range(3):
+            topic.send(rows(0, 5), partition)
+        source = open_kafka(topic, startingOffsets="0=3, 2=5")
+        assert source.ends(None).start == {"0": 3, "1": 0, "2": 5}
+        assert source.ends({"0": 4, "1": 4}).start == {"0": 4, "1": 4, "2": 0}
+        source.close()
+
+    @pytest.mark.parametrize(
+        ("given", "message"),
+        [("1=0", "names partition 1"), ("0=6", "begins partition 0 at 6, and it ends at 5")],
+    )
+    def test_what_the_topic_does_not_have_is_named(
+        self, topic: Topic, given: str, message: str
+    ) -> None:
+        topic.send(rows(0, 5))
+        source = open_kafka(topic, startingOffsets=given)
+        with pytest.raises(SourceFailed, match=message):
+            source.ends(None)
+        source.close()

@@ -182,6 +182,19 @@ def test_a_whole_epoch_is_what_sunion_completes(has_tentative: list[bool]) -> No
     assert live.form(0, watermark=-5) == (complete[0], tuple(CHANNELS))
 
 
+@given(st.lists(st.sampled_from([None, *BatchKind]), min_size=3, max_size=3))
+def test_an_epoch_is_complete_if_nothing_of_it_can_be_corrected(
+    kinds: list[BatchKind | None],
+) -> None:
+    live = union()
+    kinds = [kind if kind in (None, BatchKind.STABLE) else BatchKind.TENTATIVE for kind in kinds]
+    for channel, kind in zip(CHANNELS, kinds, strict=True):
+        if kind is not None:
+            live.add(channel, batch(channel, 0, kind))
+    epoch, _ = live.form(0, watermark=0)
+    assert epoch.complete == (set(kinds) == {BatchKind.STABLE})
+
+
 def test_an_input_without_channels_is_an_empty_table() -> None:
     live = union()
     live.add(CHANNELS[0], batch(CHANNELS[0], 0))

@@ -321,6 +321,31 @@ def test_a_window_over_one_that_began_shortly_before_lacks_its_first_windows() -
     assert world.bounds() == {ids["daily"]: 53 * HOUR, ids["weekly"]: 59 * HOUR - 1}
 
 
+def joined(select: str) -> dict[str, Any]:
+    """`a` is ten hours behind `b`; a row of `b` matches up to 2 h earlier and 3 h later."""
+    data = copy.deepcopy(spec())
+    on = "a.origin = b.origin"
+    join = {"type": "Left", "on": on, "before": "2h", "after": "3h", "select": select}
+    data["operators"].append({"name": "left", "inputs": ["a", "b"], "join": join})
+    data["queries"].append(query("q-left", "left"))
+    return data
+
+
+def test_an_outer_join_that_begins_anew_lacks_what_might_have_a_match() -> None:
+    world = started(joined("a.ts, b.delay"))
+    world.edit(joined("a.ts, b.delay AS late"), 40)
+    world.answer()
+    ids = {name: node.id for name, node in world.generation.topology.nodes.items()}
+    assert world.bounds() == {ids["left"]: 53 * HOUR}
+    left = next(q for q in world.generation.topology.spec.queries if q.name == "q-left")
+    (missing,) = world.beginnings.missing(left)
+    assert (missing.from_epoch, missing.to_epoch) == (40, 43)
+    assert (
+        missing.from_time == "1970-01-02T11:00:00Z"
+    )  # the watermark of 40 epochs, 38 h, minus 3 h
+    assert missing.to_time == "1970-01-03T07:00:00.000001Z"  # 53 h, and 2 h
+
+
 def test_sources_of_an_older_release_do_not_delay_a_start() -> None:
     world = started()
     world.edit(edited("partitions"), 40)

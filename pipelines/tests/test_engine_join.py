@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from joined_rows import (
     AFTER,
     BEFORE,
+    Row,
+    Written,
     call,
     histories,
     history,
@@ -29,9 +32,10 @@ from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
 from rekindle.engine.operators import join as join_module
+from rekindle.engine.operators.base import LACKS
 from rekindle.engine.state import compaction, lookup
 from rekindle.engine.state.compaction import compact_all
-from rekindle.engine.state.operator import OperatorState
+from rekindle.engine.state.operator import EMPTY, OperatorState, begins_after
 from rekindle.engine.state.spill import RunFiles
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, EpochInput
@@ -126,6 +130,70 @@ def test_other_joins_equal_an_oracle(type: str, drawn: Drawn, data: st.DataObjec
     one = call(join, {}, epochs)
     assert rows_of(one.rows) == rows
     assert digests(dict(one.tables)) == digests(tables)
+
+
+OUTER = ["Left", "Right", "Full", "Anti"]
+END: Any = ([], [], 150)
+"""An epoch after which nothing that came can match."""
+
+
+def alone(rows: Sequence[Written]) -> list[Written]:
+    """The rows without a match."""
+    return [row for row in rows if row[1] is None or row[2] is None]
+
+
+@pytest.mark.parametrize("type", OUTER)
+@given(drawn=histories, later=histories, data=st.data())
+def test_a_branch_that_lacks_rows_writes_only_what_matches(
+    type: str, drawn: Drawn, later: Drawn, data: st.DataObject
+) -> None:
+    """And so it does when the input is back, as long as the branch lasts. The stable tables, which
+    process the same epochs in full, are not concerned."""
+    join, found = operator(type), history([*drawn, *later, END])
+    epochs = inputs_of(found)
+    stable, rest = call(join, {}, epochs[: len(drawn)]), epochs[len(drawn) :]
+    missing = data.draw(st.lists(st.sampled_from([(), (0,), (1,), (0, 1)]), min_size=8, max_size=8))
+    tables, tentative = dict(stable.tables), list[Written]()
+    for at, epoch in enumerate(rest):
+        lacking = missing[at] or ((1,) if at == 0 else ())
+        inputs = [t.slice(0, 0) if i in lacking else t for i, t in enumerate(epoch.inputs)]
+        fork = replace(epoch, inputs=tuple(inputs), complete=not lacking)
+        done = call(join, tables, [fork])
+        tables, tentative = dict(done.tables), [*tentative, *rows_of(done.rows)]
+    expected = written(found, type)
+    assert not alone(tentative)
+    assert all(row in expected for row in tentative)
+    then = call(join, stable.tables, rest)
+    rows = [*rows_of(stable.rows), *rows_of(then.rows)]
+    assert sorted(rows, key=repr) == sorted(expected, key=repr)
+
+
+@pytest.mark.parametrize("type", OUTER)
+@given(drawn=histories, later=histories, bound=st.integers(-5, 50))
+def test_a_join_that_begins_anew_writes_what_surely_matches_nothing(
+    type: str, drawn: Drawn, later: Drawn, bound: int
+) -> None:
+    """Rows through `bound` may be missing, all later ones are there."""
+
+    def early(rows: Sequence[Row]) -> list[Row]:
+        return [row for row in rows if (row[2] or 0) <= bound]
+
+    missed = [(early(left), early(right), step) for left, right, step in drawn]
+    join, found = operator(type), history([*missed, *later, END])
+    tables = {LACKS: begins_after(EMPTY, bound)}
+    rows = rows_of(call(join, tables, inputs_of(found)[len(drawn) :]).rows)
+    expected = [
+        row
+        for row in alone(written(found, type))
+        for at, of_side in enumerate(row[1:])
+        if of_side is not None and row[0] >= len(drawn)
+        if _time(of_side) - (BEFORE if at == 0 else AFTER) > bound
+    ]
+    assert sorted(alone(rows), key=repr) == sorted(expected, key=repr)
+
+
+def _time(row: Any) -> int:
+    return int(row[2])
 
 
 def test_spilled_rows_give_the_same_pairs(tmp_path: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,79 @@ def test_a_semi_join_evaluates_its_condition_on_spark(session: Any) -> None:
     expected = [(epoch, left[1]) for epoch, left, _ in rows if left is not None]
     assert sorted(found) == sorted(expected)
     assert len(found) > 20
+
+
+LEFT = "orders.k, orders.n, orders.t, payments.m"
+
+
+def test_a_left_join_has_nulls_for_what_matches_nothing(session: Any) -> None:
+    """A window behind it counts each row of the first input."""
+    on = "orders.k = payments.ok AND orders.n > payments.m"
+    operators = (
+        '- {name: counted, inputs: [both], window: {size: 10us, aggregate: "count(*) AS c"}}'
+    )
+    text = f'{{type: Left, "on": "{on}", {BOUNDS}, select: "{LEFT}"}}'
+    compiled = topology(text, operators, "counted")
+    chain = SparkChain(compiled.segments[-2], compiled, session)
+    found = epochs()
+    one = chain.process(State(), found)
+    rows = [(o.epoch, row["n"], row["m"]) for o in one.outputs for row in o.rows.to_pylist()]
+    expected = [
+        (epoch, left[1], right and right[1])
+        for epoch, left, right in written(history(drawn(8, 40)), "Left")
+        if left is not None
+    ]
+    assert sorted(rows, key=repr) == sorted(expected, key=repr)
+    assert {m is None for _, _, m in rows} == {True, False}
+    behind = SparkChain(compiled.segments[-1], compiled, session)
+    read = [
+        EpochInput(o.epoch, before, o.watermark, (o.rows,))
+        for o, before in zip(
+            one.outputs, [NO_WATERMARK, *(o.watermark for o in one.outputs)], strict=False
+        )
+    ]
+    last = EpochInput(8, read[-1].watermark, END_OF_INPUT, (read[-1].inputs[0].slice(0, 0),))
+    counts = behind.process(State(), [*read, last]).outputs
+    assert sum(row["c"] for o in counts for row in o.rows.to_pylist()) == len(rows)
+    assert behind.dropped["counted"].late == 0
+
+
+def test_a_tentative_branch_of_an_outer_join_writes_matches_alone(session: Any) -> None:
+    text = f'{{type: Left, "on": "orders.k = payments.ok", {BOUNDS}, select: "{LEFT}"}}'
+    compiled = topology(text)
+    chain = SparkChain(compiled.segments[-1], compiled, session)
+    found = epochs()
+    stable = chain.process(State(), found[:4]).state
+    state, values = stable, list[Any]()
+    for epoch in found[4:]:
+        orders, payments = epoch.inputs
+        fork = replace(epoch, inputs=(orders, payments.slice(0, 0)), complete=False)
+        result = chain.process(state, [fork])
+        state = result.state
+        values += result.outputs[0].rows["m"].to_pylist()
+    assert values
+    assert None not in values
+    with pytest.raises(ValueError, match="lack rows: each needs a call"):
+        chain.process(stable, [replace(epoch, complete=False) for epoch in found[4:]])
+    corrected = chain.process(stable, found[4:])
+    expected = chain.process(State(), found)
+    digests = [[digest_table(o.rows) for o in r.outputs] for r in (corrected, expected)]
+    assert digests[0] == digests[1][4:]
+
+
+def test_an_outer_join_that_begins_anew_keeps_all_that_it_reads(session: Any) -> None:
+    text = f'{{type: Left, "on": "orders.k = payments.ok", {BOUNDS}, select: "{LEFT}"}}'
+    compiled = topology(text)
+    chain = SparkChain(compiled.segments[-1], compiled, session)
+    begun = chain.begins_after(State(), {compiled.nodes["both"].id: 10**9})
+    rows = chain.process(begun, epochs()).outputs
+    values = [m for output in rows for m in output.rows["m"].to_pylist()]
+    assert values == [
+        m
+        for o in chain.process(State(), epochs()).outputs
+        for m in o.rows["m"].to_pylist()
+        if m is not None
+    ]
 
 
 def test_epochs_without_pairs_run_no_job(session: Any) -> None:

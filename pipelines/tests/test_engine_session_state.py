@@ -36,7 +36,6 @@ from rekindle.engine.state.operator import (
     BEGIN_OF_PANES,
     EMPTY,
     OperatorState,
-    begins_after,
 )
 from rekindle.engine.state.reading import portions_of_groups
 from rekindle.engine.state.runs import HASH, uint64s
@@ -56,7 +55,7 @@ def played(
     lacks_us: int = BEGIN_OF_PANES,
 ) -> tuple[OperatorState, pa.Table, int]:
     """The last state, all sessions, and how many rows were late."""
-    state, closed, late, at, turn = _begun(lacks_us), [], 0, 0, 0
+    state, closed, late, at, turn = EMPTY, [], 0, 0, 0
     while at < len(epochs):
         part = epochs[at : at + sizes[turn % len(sizes)]]
         done = advance(SHAPE, GAP, state, lacks_us, partials_of(part), [mark for _, mark in part])
@@ -65,10 +64,6 @@ def played(
         late += done.late
         at, turn = at + len(part), turn + 1
     return state, pa.concat_tables(closed), late
-
-
-def _begun(lacks_us: int) -> OperatorState:
-    return EMPTY if lacks_us == BEGIN_OF_PANES else begins_after(EMPTY, lacks_us)
 
 
 @given(histories)

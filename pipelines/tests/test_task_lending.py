@@ -5,6 +5,7 @@ Design: docs/design/lent-state.md.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +150,26 @@ def test_a_state_that_nobody_reads_is_forgotten(
     lender.world.process.tell(lender.world.core.woken)
     assert lender.newest is None
     assert not lender.world.core.saver.snapshots.held(lender.state.operators)
+
+
+def test_few_objects_are_in_memory_for_readers_that_take_none(lender: Lender) -> None:
+    name = lender.lend()
+    sending = list[int]()
+
+    async def read_slowly(reader: int) -> None:
+        async with lender.lender.read(name) as content:
+            sending.append(len(content))
+            await asyncio.sleep(3600)
+
+    async def read_with_many() -> None:
+        readers = [asyncio.create_task(read_slowly(reader)) for reader in range(10)]
+        async with asyncio.timeout(10):
+            while len(sending) < lending.OBJECTS_AT_ONCE:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.2)  # for one more, if there were no bound
+        for reader in readers:
+            reader.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+
+    asyncio.run(read_with_many())
+    assert len(sending) == lending.OBJECTS_AT_ONCE

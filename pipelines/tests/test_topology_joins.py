@@ -11,6 +11,8 @@ from joined_rows import topology
 from rekindle.arrow_types import arrow_schema
 from rekindle.engine.operators.join import open_join
 from rekindle.errors import InvalidTopology
+from rekindle.protocol import TaskRef
+from rekindle.task.config import consistency_settings
 from rekindle.topology.drawing.text import describe_node
 from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Exchange, Topology
@@ -110,6 +112,44 @@ def test_a_semi_join_has_the_columns_of_the_first_input() -> None:
 
 
 @pytest.mark.parametrize(
+    ("type", "select", "expected"),
+    [
+        ("Left", "orders.t, payments.u", "t"),
+        ("Left", "payments.u", None),
+        ("Anti", "orders.t", "t"),
+        ("Right", "orders.t, payments.u", "u"),
+        ("Full", "orders.t, payments.u", None),
+    ],
+)
+def test_the_event_time_of_an_outer_join_is_never_null(
+    type: str, select: str, expected: str | None
+) -> None:
+    assert event_time(topology(join(type=type, select=select))) == expected
+
+
+def test_a_window_cannot_read_what_has_no_event_time() -> None:
+    with pytest.raises(InvalidTopology, match="both, a Full join, may lack either event time"):
+        topology(join(type="Full"), WINDOW, "w")
+    with pytest.raises(InvalidTopology, match=r"both does not select payments\.u, an event time"):
+        topology(join(type="Right", select="orders.t"), WINDOW, "w")
+
+
+@pytest.mark.parametrize(
+    ("type", "expected"),
+    [("Left", (6, 20)), ("Anti", (6, 20)), ("Right", (21, 5)), ("Full", (21, 20))],
+)
+def test_what_matches_nothing_is_known_later(type: str, expected: tuple[int, int]) -> None:
+    kind = kind_of(
+        topology(f'{{"on": "{ON}", type: {type}, before: 5us, after: 20us}}').nodes["both"].spec
+    )
+    assert kind is not None
+    assert kind.needs_all_rows
+    results = kind.results()
+    assert results is not None
+    assert (results.first_complete(0), -results.first_open(0)) == expected
+
+
+@pytest.mark.parametrize(
     ("on", "expected"),
     [
         (ON, JoinCondition((("k", "ok"),), has_more=False)),
@@ -137,6 +177,36 @@ def test_what_lacks_rows_lacks_pairs_for_as_long_as_rows_match() -> None:
     assert kind is not None
     assert kind.reach_us() == 3_600_000_000
     assert not kind.needs_all_rows
+
+
+def test_a_join_that_blocks_is_no_other_join() -> None:
+    """What it computes is the same, so an edit of it keeps the state."""
+    one, other = topology(join()), topology(join(whenMissing="Block"))
+    assert [segment.blocks for segment in one.segments] == [False] * 3
+    assert [segment.blocks for segment in other.segments] == [False, False, True]
+    assert one.segments[-1].id == other.segments[-1].id
+    task = TaskRef(segment=other.segments[-1].id, partition=0, replica=0, incarnation=1)
+    blocking = [
+        consistency_settings(compiled, compiled.segments[-1], task).blocking_inputs
+        for compiled in (one, other)
+    ]
+    assert blocking == [frozenset(), frozenset({0, 1})]
+
+
+@pytest.mark.parametrize(
+    ("missing", "expected"),
+    [
+        ("EmitMatches", [{"orders", "both", "w"}, {"payments", "both", "w"}]),
+        ("Block", [{"orders", "payments", "both", "w"}] * 2),
+    ],
+)
+def test_a_path_through_a_join_that_blocks_needs_both_inputs(
+    missing: str, expected: list[set[str]]
+) -> None:
+    compiled = topology(join(whenMissing=missing), WINDOW, "w")
+    names = {segment.id: segment.name for segment in compiled.segments}
+    query = next(q for q in compiled.spec.queries if q.from_ == "w")
+    assert [{names[id] for id in path} for path in compiled.paths(query)] == expected
 
 
 def test_a_drawing_says_what_is_joined() -> None:

@@ -112,6 +112,8 @@ class _Check:
         yield from self._account(spec.get("serviceAccountName"), "spec.serviceAccountName")
         checkpoint = _mapping(spec.get("checkpoint"))
         yield from self._secret(checkpoint.get("secretRef"), "spec.checkpoint.secretRef")
+        for kind in ("sources", "queries"):
+            yield from self._secret_refs(spec.get(kind), f"spec.{kind}")
         template = _mapping(spec.get("podTemplate"))
         annotations = _mapping(_mapping(template.get("metadata")).get("annotations"))
         yield from self._annotations(annotations, "spec.podTemplate.metadata.annotations")
@@ -203,6 +205,18 @@ class _Check:
             names = ", ".join(self.policy.secrets) or "none"
             what = f"the pod policy does not allow the Secret {name} (allowed: {names})"
             yield Problem(path, REASON, what, _hint("secrets", name))
+
+    def _secret_refs(self, part: Any, path: str) -> Iterator[Problem]:
+        """Of sources and sinks, in whatever field of theirs."""
+        if isinstance(part, list):
+            for index, item in enumerate(part):
+                yield from self._secret_refs(item, f"{path}[{index}]")
+        elif isinstance(part, Mapping):
+            for field, value in part.items():
+                if field == "secretRef":
+                    yield from self._secret(value, f"{path}.secretRef")
+                elif field != "generator":  # which may have a column of that name
+                    yield from self._secret_refs(value, f"{path}.{field}")
 
     def _image(self, name: Any, path: str) -> Iterator[Problem]:
         prefixes = self.policy.images

@@ -111,3 +111,8 @@ class SourceFailed(RekindleError):
 
 class SchemaMismatch(SourceFailed):
     """A source's input does not match its schema; one of the two has to be corrected."""
+
+
+class SourceRefused(SourceFailed):
+    """A source's server refuses it, or what it signs in with is incomplete: the resource or the
+    Secret has to be corrected."""

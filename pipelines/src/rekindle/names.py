@@ -62,6 +62,7 @@ PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "rekindle"  # of all objec
 OWN_VARIABLES = "REKINDLE_"  # names of the operator's variables in pods begin so
 TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
+SECRETS_MOUNT = "/etc/rekindle-secrets"  # below it a directory for each Secret of a source or sink
 
 COORDINATOR_KEY = "coordinator"  # in `status.slots`, as its slot; and in names of objects
 ALL_REMOVED_SEGMENTS = "-"  # in keys of `status.slots`: for all segments that edits have removed

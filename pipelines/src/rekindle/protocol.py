@@ -170,7 +170,7 @@ class Partner(_Message):
 
 
 class BegunWindow(_Message):
-    """A window operator that begins with a restore point, later than the topology: it lacks rows
+    """An operator that begins with a restore point, later than the topology: it lacks rows
     with event times through `after_us`, and through `added_us` after the newest event time of the
     task's own source through an epoch, for each (epoch, added_us) of `own`."""
 
@@ -184,7 +184,7 @@ class RestorePoint(_Message):
 
     epoch: int
     object: str | None = None  # None: empty state
-    # Windows whose state is not in the entry, although the topology is older.
+    # Operators whose state is not in the entry, although the topology is older.
     begun: tuple[BegunWindow, ...] = ()
     lender: Endpoint | None = None  # the replica that lends the entry; None: it is in the store
 

@@ -92,18 +92,22 @@ def _pom() -> str:
 
 class KafkaBroker:
     """One broker; what it has stored is in `directory`. `properties`: more of the broker's
-    settings."""
+    settings. `listeners`: by name, the security protocols of more listeners (`servers_of`), whose
+    settings are in `properties` (`listener.name.<name>.…`)."""
 
     def __init__(
         self,
         directory: Path,
         properties: Mapping[str, str] | None = None,
         on_progress: OnProgress = no_progress,
+        listeners: Mapping[str, str] | None = None,
     ) -> None:
         self._directory = directory
         self._jars = ensure_kafka(on_progress)
         self._java = ensure_java(on_progress) / "bin" / "java"
-        self._port, self._controller_port = choose_ports(2)
+        self._protocols = dict(listeners or {})
+        self._port, self._controller_port, *more = choose_ports(2 + len(self._protocols))
+        self._ports = dict(zip(self._protocols, more, strict=True))
         self._processes = ChildProcesses(directory / "logs")
         self._process: ChildProcess | None = None
         directory.mkdir(parents=True, exist_ok=True)
@@ -116,6 +120,9 @@ class KafkaBroker:
     @property
     def bootstrap_servers(self) -> str:
         return f"127.0.0.1:{self._port}"
+
+    def servers_of(self, listener: str) -> str:
+        return f"127.0.0.1:{self._ports[listener]}"
 
     def __enter__(self) -> KafkaBroker:
         self.start()
@@ -179,12 +186,15 @@ class KafkaBroker:
 
     def _settings(self, more: Mapping[str, str]) -> str:
         address, controller = f"127.0.0.1:{self._port}", f"127.0.0.1:{self._controller_port}"
+        others = "".join(f",{name}://{self.servers_of(name)}" for name in self._protocols)
+        protocols = {"PLAINTEXT": "PLAINTEXT", "CONTROLLER": "PLAINTEXT", **self._protocols}
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@{controller}",
-            "listeners": f"PLAINTEXT://{address},CONTROLLER://{controller}",
-            "advertised.listeners": f"PLAINTEXT://{address}",
+            "listeners": f"PLAINTEXT://{address},CONTROLLER://{controller}{others}",
+            "advertised.listeners": f"PLAINTEXT://{address}{others}",
+            "listener.security.protocol.map": ",".join(f"{k}:{v}" for k, v in protocols.items()),
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self._directory / "data"),
             "offsets.topic.num.partitions": "1",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rekindle import names
@@ -118,6 +118,17 @@ def store_volumes(checkpoint: Mapping[str, Any]) -> tuple[list[Manifest], list[M
         return [], []
     volume = {"name": "store", "persistentVolumeClaim": {"claimName": claim}}
     return [volume], [{"name": "store", "mountPath": names.VOLUME_MOUNT}]
+
+
+def secret_volumes(secrets: Sequence[str]) -> tuple[list[Manifest], list[Manifest]]:
+    """(volumes, mounts) of Secrets whose keys a container reads as files. One that does not exist
+    does not keep the pod from starting: the task says what is missing."""
+    volumes, mounts = list[Manifest](), list[Manifest]()
+    for number, secret in enumerate(secrets):
+        name, path = f"rekindle-secret-{number}", f"{names.SECRETS_MOUNT}/{secret}"
+        volumes.append({"name": name, "secret": {"secretName": secret, "optional": True}})
+        mounts.append({"name": name, "mountPath": path, "readOnly": True})
+    return volumes, mounts
 
 
 def token_variables(topology: TopologyView) -> list[Manifest]:

@@ -28,6 +28,7 @@ from rekindle_operator.resources.common import (
     metadata,
     pod_security_context,
     prometheus_annotations,
+    secret_volumes,
     store_credentials,
     store_volumes,
     token_variables,
@@ -105,6 +106,8 @@ def task_template_digest(
     if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
         parts["consistency"] = [topology.spec.max_delay, availability]
+        if segment.blocks:
+            parts["blocks"] = True
     first = topology.nodes[segment.nodes[0]].spec
     if isinstance(first, SourceSpec) and (applied := first.kind[1].applied_to_new_pods):
         parts["source"] = applied
@@ -127,6 +130,7 @@ def _base_spec(
 ) -> Manifest:
     checkpoint = view.spec.get("checkpoint") or {}
     volumes, mounts = store_volumes(checkpoint)
+    of_secrets, secret_mounts = secret_volumes(_secrets(topology, segment))
     scratch = {"sizeLimit": str(2 * topology.spec.log_budget + _PREPARED_SOURCES_BYTES)}
     generation_record = {"name": names.generation_record_name(view.name, generation)}
     spec: Manifest = {
@@ -140,6 +144,7 @@ def _base_spec(
             {"name": _TOPOLOGY_VOLUME, "configMap": generation_record},
             {"name": "data", "emptyDir": scratch},
             *volumes,
+            *of_secrets,
         ],
         "containers": [
             {
@@ -157,6 +162,7 @@ def _base_spec(
                     {"name": _TOPOLOGY_VOLUME, "mountPath": TOPOLOGY_MOUNT, "readOnly": True},
                     {"name": "data", "mountPath": DATA_MOUNT},
                     *mounts,
+                    *secret_mounts,
                 ],
                 "resources": _resources(view, segment),
                 "securityContext": container_security_context(),
@@ -171,6 +177,18 @@ def _base_spec(
     if account := view.spec.get("serviceAccountName"):
         spec["serviceAccountName"] = account
     return spec
+
+
+def _secrets(topology: Topology, segment: Segment) -> list[str]:
+    """Names of those that the segment's source and sinks read."""
+    found = set[str]()
+    for name in segment.nodes:
+        if isinstance(node := topology.nodes[name].spec, SourceSpec):
+            found.update(node.kind[1].secrets)
+    for query in topology.spec.queries:
+        if query.name in segment.queries:
+            found.update(query.sink.kind[1].secrets)
+    return sorted(found)
 
 
 def _resources(view: TopologyView, segment: Segment) -> Manifest:

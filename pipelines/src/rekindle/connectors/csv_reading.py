@@ -12,7 +12,7 @@ import io
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -42,6 +42,19 @@ _MAX_FIRST_LINE_CHARS = 4 * BLOCK_BYTES
 be read into memory as a whole."""
 
 
+class CsvOptions(Protocol):
+    """The fields of a source that say how its values are separated, quoted, escaped and NULL."""
+
+    @property
+    def delimiter(self) -> str: ...
+    @property
+    def quote(self) -> str: ...
+    @property
+    def escape(self) -> str | None: ...
+    @property
+    def null_value(self) -> str: ...
+
+
 def read_csv(
     fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
@@ -56,7 +69,7 @@ def read_csv(
 def _read(
     fs: Any, path: str, options: FilesSourceSpec, schema: pa.Schema, where: str
 ) -> Iterator[pa.RecordBatch]:
-    dialect = _dialect(options)
+    dialect = dialect_of(options)
     first = _read_first_row(fs, path, options, dialect, schema, where)
     if first is None:
         return
@@ -102,7 +115,7 @@ def read_csv_blocks(
     offset and the bytes of its lines. Raises NotReadableInBlocks if a row cannot be read, or if a
     line may not be a row: because of line ends in quotes, escapes, line ends other than \\n and
     \\r\\n, another encoding than UTF-8, or more than `max_line_bytes`."""
-    dialect = _dialect(options)
+    dialect = dialect_of(options)
     if options.encoding != UTF_8:
         raise NotReadableInBlocks(f"{where}: the encoding is {options.encoding}")
     try:
@@ -149,7 +162,7 @@ def _end_of_lines(data: bytes, count: int, where: str) -> int:
 
 
 def parse_csv_block(
-    block: bytes, options: FilesSourceSpec, schema: pa.Schema, names: list[str], where: str
+    block: bytes, options: CsvOptions, schema: pa.Schema, names: list[str], where: str
 ) -> pa.RecordBatch:
     """The rows of a block of whole lines. `names`: the names of the values of a row."""
     strings = pa.schema([(name, pa.string()) for name in schema.names])
@@ -161,7 +174,7 @@ def parse_csv_block(
             read_options=pa_csv.ReadOptions(
                 use_threads=False, block_size=len(block) + 1, column_names=names
             ),
-            parse_options=_parse_options(_dialect(options), []),
+            parse_options=_parse_options(dialect_of(options), []),
             convert_options=_convert_options(options, schema),
         )
     except pa.ArrowInvalid as e:
@@ -170,12 +183,12 @@ def parse_csv_block(
     return batch
 
 
-def _dialect(options: FilesSourceSpec) -> CsvDialect:
+def dialect_of(options: CsvOptions) -> CsvDialect:
     escape = None if options.escape == options.quote else options.escape
     return CsvDialect(options.delimiter, options.quote or None, escape)
 
 
-def _convert_options(options: FilesSourceSpec, schema: pa.Schema) -> pa_csv.ConvertOptions:
+def _convert_options(options: CsvOptions, schema: pa.Schema) -> pa_csv.ConvertOptions:
     return pa_csv.ConvertOptions(
         include_columns=schema.names,
         column_types={name: pa.string() for name in schema.names},

@@ -15,9 +15,10 @@ import logging
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     Consumer,
@@ -29,6 +30,10 @@ from confluent_kafka import (
     TopicPartition,
     admin,
 )
+
+from rekindle.connectors.kafka_settings import client_settings, refusal
+from rekindle.secret_files import SecretIncomplete
+from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
 
 REQUEST_S = 5.0
 READ_S = 10.0
@@ -54,6 +59,7 @@ CONSUMER_SETTINGS: Mapping[str, Any] = {
     "fetch.message.max.bytes": 1 << 20,
 }
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -62,6 +68,10 @@ Ranges = Mapping[int, tuple[int, int]]
 
 class TopicUnavailable(Exception):
     """Brokers do not respond, or refuse; says why."""
+
+
+class TopicRefused(TopicUnavailable):
+    """Brokers do not accept the client, or what it would sign in with is missing."""
 
 
 class RecordsRemoved(Exception):
@@ -124,9 +134,14 @@ class _Held:
 class TopicClient:
     """One topic; used by one thread."""
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+    def __init__(
+        self, bootstrap_servers: str, topic: str, security: KafkaSecuritySpec | None = None
+    ) -> None:
+        """Raises TopicRefused."""
+        self._settings = _settings(bootstrap_servers, security)
+        self._given = bootstrap_servers, security
         common: dict[str, Any] = {
-            "bootstrap.servers": bootstrap_servers,
+            **self._settings,
             "logger": _log,
             "error_cb": self._observe,
             "reconnect.backoff.max.ms": 1_000,
@@ -134,8 +149,12 @@ class TopicClient:
         }
         self._topic = topic
         self._last_error: str | None = None
-        self._admin = admin.AdminClient(common)
-        self._consumer = Consumer({**CONSUMER_SETTINGS, **common})
+        self._refusal: str | None = None  # since the last call that had a result
+        try:
+            self._admin = admin.AdminClient(common)
+            self._consumer = Consumer({**CONSUMER_SETTINGS, **common})
+        except KafkaException as error:  # such as a certificate that is none
+            raise TopicRefused(str(error.args[0])) from error
         # By partition. Not the consumer's own positions, which after a change are the former ones
         # until a record arrives.
         self._held: dict[int, _Held] = {}
@@ -144,13 +163,19 @@ class TopicClient:
 
     def _observe(self, error: KafkaError) -> None:
         self._last_error = error.str()
+        self._refusal = refusal(error) or self._refusal
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the Secrets have changed. Raises TopicRefused."""
+        return _settings(*self._given) != self._settings
 
     def describe(self) -> tuple[str, int]:
         """Id and number of partitions of the topic. Raises TopicUnavailable."""
         try:
             topics = TopicCollection([self._topic])
             found = self._admin.describe_topics(topics, request_timeout=REQUEST_S)
-            description = found[self._topic].result()
+            description = self._result(found[self._topic])
         except KafkaException as error:
             raise self._unavailable(error) from error
         return str(description.topic_id), len(description.partitions)
@@ -160,7 +185,7 @@ class TopicClient:
         resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
         try:
             found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
-            return str(found[resource].result()["cleanup.policy"].value)
+            return str(self._result(found[resource])["cleanup.policy"].value)
         except KafkaException as error:
             raise self._unavailable(error) from error
 
@@ -196,9 +221,23 @@ class TopicClient:
             found = self._admin.list_offsets(
                 wanted, isolation_level=isolation, request_timeout=REQUEST_S
             )
-            return {at.partition: future.result().offset for at, future in found.items()}
+            return {at.partition: self._result(future).offset for at, future in found.items()}
         except KafkaException as error:
             raise self._unavailable(error) from error
+
+    def _result(self, future: Future[_T]) -> _T:
+        """Raises KafkaException; TopicRefused as soon as a broker has refused the client, not when
+        the request ends."""
+        while True:
+            try:
+                found = future.result(timeout=_POLL_S)
+            except TimeoutError:
+                self._admin.poll(0)  # calls `_observe`
+                if self._refusal is not None:
+                    raise TopicRefused(self._refusal) from None
+            else:
+                self._refusal = None
+                return found
 
     def read(self, ranges: Ranges, most_bytes: int | None = None) -> dict[int, Records]:
         """The records of [start, end) of each partition, by offset. With `most_bytes` the ranges
@@ -216,9 +255,11 @@ class TopicClient:
             self._pause_those_ahead()
             if self._consume(min(missing, _MOST_AT_ONCE)):
                 deadline = time.monotonic() + READ_S
+            elif self._refusal is not None:
+                raise TopicRefused(self._refusal)
             elif time.monotonic() > deadline:
                 raise TopicUnavailable(self._last_error or f"no response for {READ_S:.0f} s")
-        self._last_error = None
+        self._last_error = self._refusal = None
         ends = {p: min(end, self._held[p].next) for p, (_, end) in given.items()}
         if most_bytes is not None:
             ends = self._within(ends, most_bytes)
@@ -304,7 +345,8 @@ class TopicClient:
         error, partition, offset = message.error(), message.partition(), message.offset()
         held = self._held.get(-1 if partition is None else partition)
         if error is not None and error.code() not in (_END, _REMOVED):
-            raise TopicUnavailable(error.str())
+            refused = refusal(error)
+            raise TopicUnavailable(error.str()) if refused is None else TopicRefused(refused)
         if held is None or partition is None or offset is None:
             return  # it was assigned before
         if error is None:
@@ -316,4 +358,15 @@ class TopicClient:
 
     def _unavailable(self, error: KafkaException) -> TopicUnavailable:
         cause = error.args[0]
+        refused = self._refusal or (refusal(cause) if isinstance(cause, KafkaError) else None)
+        if refused is not None:
+            return TopicRefused(refused)
         return TopicUnavailable(cause.str() if isinstance(cause, KafkaError) else str(error))
+
+
+def _settings(bootstrap_servers: str, security: KafkaSecuritySpec | None) -> dict[str, Any]:
+    """Raises TopicRefused."""
+    try:
+        return client_settings(bootstrap_servers, security)
+    except SecretIncomplete as error:
+        raise TopicRefused(str(error)) from error

@@ -8,6 +8,7 @@ Design: docs/decisions/0058-planned-cuts.md.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,13 +21,21 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.cut_records import Position
-from rekindle.connectors.json_values import JsonValues
-from rekindle.connectors.kafka_client import RecordsRemoved, TopicClient, TopicUnavailable
+from rekindle.connectors.kafka_client import (
+    RecordsRemoved,
+    TopicClient,
+    TopicRefused,
+    TopicUnavailable,
+)
 from rekindle.connectors.live_source import Reach, SourceRows
+from rekindle.connectors.record_values import ValueDecoder, declared_schema
+from rekindle.connectors.schema_registry import SchemaRegistry
 from rekindle.connectors.source import SourceContext
+from rekindle.connectors.value_formats import open_format
 from rekindle.engine.memory import plan_memory
-from rekindle.errors import SchemaMismatch, SourceFailed
+from rekindle.errors import SchemaMismatch, SourceFailed, SourceRefused
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
+from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
 from rekindle.topology.problems import InvalidSql
 from rekindle.topology.schema import Schema
 from rekindle.topology.sql.event_time import Expression, parse_event_time
@@ -38,8 +47,10 @@ _log = logging.getLogger(__name__)
 
 
 def open_source(options: KafkaSourceSpec, context: SourceContext) -> KafkaSource:
-    """Raises SourceFailed."""
-    return KafkaSource(options, context)
+    """Raises SourceFailed; SourceRefused if what it signs in with is incomplete or wrong."""
+    source = KafkaSource(options, context)
+    source.require_access()
+    return source
 
 
 class KafkaSource:
@@ -49,7 +60,7 @@ class KafkaSource:
         self,
         options: KafkaSourceSpec,
         context: SourceContext,
-        connect: Callable[[str, str], TopicClient] = TopicClient,
+        connect: Callable[[str, str, KafkaSecuritySpec | None], TopicClient] = TopicClient,
     ) -> None:
         node, spec = context.node, context.spec
         self._options = options
@@ -61,11 +72,16 @@ class KafkaSource:
         expression = spec.event_time.expression if spec.event_time else None
         names = [f.name for f in node.schema if f.name not in added]
         payload = pa.schema([self._schema.field(name) for name in names])
-        self._values = JsonValues(payload, _parsed(expression, node.schema, set(names)))
+        event_time = _parsed(expression, node.schema, set(names))
+        registry = options.schema_registry
+        self._registry = SchemaRegistry(registry) if registry is not None else None
+        format = open_format(options, declared_schema(payload, event_time), self._registry)
+        self._values = ValueDecoder(format, payload, event_time)
         self._where = f"source {self._name}: topic {options.topic} at {options.bootstrap_servers}"
         memory = context.memory or plan_memory()
         self._epoch_bytes = memory.epoch_bytes
-        self._client = connect(options.bootstrap_servers, options.topic)
+        self._connect = connect
+        self._connected: TopicClient | None = None
         self._described_at = 0.0
         self._topic_id, self._count = "", 0
         self._removed: set[int] = set()  # partitions whose records are gone at the position
@@ -73,6 +89,40 @@ class KafkaSource:
     @property
     def schema(self) -> pa.Schema:
         return self._schema
+
+    def require_access(self) -> None:
+        """Raises SourceRefused if the brokers or the registry do not accept the source; not if
+        they are away."""
+        try:
+            if self._options.security is not None:
+                self._describe_if_due()
+            if self._registry is not None:
+                self._registry.check()
+        except SourceRefused as error:
+            self.close()
+            raise error
+        except SourceFailed as error:
+            _log.warning("%s", error)
+
+    @property
+    def _client(self) -> TopicClient:
+        """Raises TopicUnavailable."""
+        if self._connected is None:
+            options = self._options
+            self._connected = self._connect(
+                options.bootstrap_servers, options.topic, options.security
+            )
+        return self._connected
+
+    def _failed(self, error: TopicUnavailable) -> SourceFailed:
+        if not isinstance(error, TopicRefused):
+            return SourceFailed(f"{self._where}: {error}")
+        with contextlib.suppress(TopicRefused):
+            if self._connected is not None and self._connected.is_outdated:
+                self.close()  # the next call signs in with what the Secrets have now
+        return SourceRefused(
+            f"{self._where}: {error}; correct the source's security, or its Secrets"
+        )
 
     @property
     def identity(self) -> str:
@@ -84,7 +134,7 @@ class KafkaSource:
         try:
             return self._ends(after)
         except TopicUnavailable as error:
-            raise SourceFailed(f"{self._where}: {error}") from error
+            raise self._failed(error) from error
 
     def _ends(self, after: Position | None) -> Reach:
         self._describe_if_due()
@@ -117,10 +167,26 @@ class KafkaSource:
         """Where partitions begin that were not read before."""
         if is_first and self._options.starting_offsets == "Latest":
             return self._client.ends(new)
-        time_ms = self._options.starting_time_ms if is_first else None
-        return (
-            self._client.beginnings(new) if time_ms is None else self._client.at_time(new, time_ms)
-        )
+        if is_first and (time_ms := self._options.starting_time_ms) is not None:
+            return self._client.at_time(new, time_ms)
+        given = self._options.starting_positions if is_first else None
+        if given is None:
+            return self._client.beginnings(new)
+        if unknown := sorted(p for p in given if p >= self._count):
+            raise SourceFailed(
+                f"{self._where} has {self._count} partitions, and startingOffsets names "
+                f"partition {unknown[0]}"
+            )
+        named = given.keys() & set(new)
+        ends = self._client.ends(named)
+        for partition in sorted(named):
+            if given[partition] > ends[partition]:
+                raise SourceFailed(
+                    f"{self._where}: startingOffsets begins partition {partition} at "
+                    f"{given[partition]}, and it ends at {ends[partition]}"
+                )
+        others = self._client.beginnings([p for p in new if p not in named])
+        return others | {p: given[p] for p in named}
 
     def _oldest(self, partitions: set[int], start: Mapping[int, int]) -> dict[int, int]:
         """The oldest offsets that are there."""
@@ -144,7 +210,7 @@ class KafkaSource:
             topic_id, self._count = self._client.describe()
             policy = self._client.cleanup_policy()
         except TopicUnavailable as error:
-            raise SourceFailed(f"{self._where}: {error}") from error
+            raise self._failed(error) from error
         if self._topic_id and topic_id != self._topic_id:
             raise SourceFailed(replaced(self._where))
         if "compact" in policy:
@@ -166,7 +232,7 @@ class KafkaSource:
         try:
             found = self._client.read(ranges, most_bytes)
         except TopicUnavailable as error:
-            raise SourceFailed(f"{self._where}: {error}") from error
+            raise self._failed(error) from error
         except RecordsRemoved as error:
             if self._options.on_data_loss == "Skip":
                 self._removed.add(error.partition)
@@ -193,7 +259,9 @@ class KafkaSource:
         return f"topic {self._options.topic} at {self._options.bootstrap_servers}"
 
     def close(self) -> None:
-        self._client.close()
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
 
     def _bad(self, messages: Sequence[Message], bad: Mapping[int, str]) -> str:
         """Describes the first bad record. Raises SchemaMismatch."""

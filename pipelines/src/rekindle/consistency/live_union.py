@@ -98,11 +98,12 @@ class LiveUnion:
 
     def form(self, epoch: int, watermark: int) -> tuple[EpochInput, tuple[Channel, ...]]:
         """An epoch from the batches that have arrived, and their channels; `watermark`: of the
-        branch before it."""
+        branch before it. It is complete if each channel has delivered a stable batch."""
         tables: list[list[pa.Table]] = [[] for _ in self._schemas]
-        present, watermarks = [], []
+        present, watermarks, complete = [], [], True
         for channel, inbox in self._inboxes.items():
             batch = inbox.batches.get(epoch)
+            complete &= batch is not None and batch.kind is BatchKind.STABLE
             if batch is None:
                 continue
             present.append(channel)
@@ -113,7 +114,7 @@ class LiveUnion:
             for found, schema in zip(tables, self._schemas, strict=True)
         )
         after = max(watermark, min(watermarks, default=watermark))
-        return EpochInput(epoch, watermark, after, merged), tuple(present)
+        return EpochInput(epoch, watermark, after, merged, complete), tuple(present)
 
 
 def _version(batch: EpochBatch) -> tuple[bool, int]:

@@ -69,13 +69,15 @@ class EpochInput:
     `inputs` has one table for each input of the segment, in the order of the spec (for a source
     segment: one, the source's rows). `watermark_before` is the chain's watermark after the
     preceding epoch; a row is late for a window iff window_end <= watermark_before. A window closes
-    in the first epoch with window_end <= watermark. Microseconds UTC.
+    in the first epoch with window_end <= watermark. Microseconds UTC. `complete`: False if rows of
+    an input may be missing, which only an epoch of a tentative branch lacks.
     """
 
     epoch: int
     watermark_before: int
     watermark: int
     inputs: tuple[pa.Table, ...]
+    complete: bool = True
 
     @cached_property
     def num_rows(self) -> int:

@@ -161,6 +161,7 @@ def consistency_settings(topology: Topology, segment: Segment, ref: TaskRef) -> 
     return ConsistencySettings(
         inputs=[partitions_read(i, ref.partition) for i in segment.inputs],
         schemas=[arrow_schema(i.schema) for i in segment.inputs],
+        blocking_inputs=frozenset(range(len(segment.inputs))) if segment.blocks else frozenset(),
         max_delay_s=None if max_delay_us is None else max_delay_us / 1e6,
         delay_fraction=availability.delay_fraction,
         during_failure=Policy(availability.during_failure),

@@ -20,7 +20,7 @@ from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
-from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, StoreError
+from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, SourceRefused, StoreError
 from rekindle.protocol import BegunWindow, RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
@@ -167,7 +167,8 @@ class Startup:
             with self._calls.during(f"opening source {node.name}"):
                 self.inputs = open_inputs(node, node.spec, self._restored())
         except (SourceFailed, StoreError) as error:
-            wrong = node.name if isinstance(error, SchemaMismatch) else None
+            is_wrong = isinstance(error, SchemaMismatch | SourceRefused)
+            wrong = node.name if is_wrong else None
             return TaskProblem(message=str(error), where=node.name, wrong_definition=wrong)
         return None
 

@@ -22,7 +22,7 @@ from rekindle.topology.checks.streams import DerivedStreams, derive_streams
 from rekindle.topology.graph import consumers, edges_of, nodes_with_paths, topological_order
 from rekindle.topology.model import Exchange, Input, Node, Segment, Topology
 from rekindle.topology.operators.kind import Stream
-from rekindle.topology.operators.registry import kind_of
+from rekindle.topology.operators.registry import KINDS, kind_of
 from rekindle.topology.problems import MISTAKES
 from rekindle.topology.resources import task_resources
 from rekindle.topology.schema import Schema, type_in_operator_id
@@ -84,6 +84,10 @@ def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[s
         kind, options = node.kind
         for name in options.not_in_id:
             definition[kind].pop(options.name_of(name), None)
+    else:
+        for field, of_kind in KINDS.items():
+            for name in of_kind.not_in_id:
+                definition.get(field, {}).pop(name, None)
     schema = stream.schema if isinstance(node, SourceSpec) else None
     return _digest(
         {
@@ -133,6 +137,7 @@ def _replicas(spec: TopologySpec, node: Node) -> int:
 
 def _segment(spec: TopologySpec, nodes: Mapping[str, Node], chain: Sequence[str]) -> Segment:
     first, last = nodes[chain[0]], nodes[chain[-1]]
+    kind = kind_of(first.spec)
     return Segment(
         id=_digest([nodes[name].id for name in chain]),
         name=last.name,
@@ -143,6 +148,7 @@ def _segment(spec: TopologySpec, nodes: Mapping[str, Node], chain: Sequence[str]
         replicas=_replicas(spec, last),
         queries=tuple(q.name for q in spec.queries if q.from_ == last.name),
         resources=task_resources((nodes[n].spec.resources for n in chain), spec.resources),
+        blocks=kind is not None and kind.blocks,
     )
 
 

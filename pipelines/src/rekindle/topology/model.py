@@ -78,6 +78,8 @@ class Segment:
     replicas: int
     queries: tuple[str, ...]
     resources: Resources
+    blocks: bool = False
+    """Whether no epoch is processed without one of the inputs."""
 
     @property
     def is_source(self) -> bool:
@@ -169,13 +171,19 @@ class Topology:
 
     def paths(self, query: QuerySpec) -> tuple[frozenset[str], ...]:
         """For each source of a query, the ids of the segments from the source to the query, both
-        included."""
+        included, and of all that is above one of them that blocks: without it there are no
+        results."""
         needed, found = self.needed_segments(query), list[frozenset[str]]()
         for source in (s for s in needed if not s.inputs):
             path = {source.id}
             for segment in needed:
                 if any(self.producer(i.stream).id in path for i in segment.inputs):
                     path.add(segment.id)
+            whole = {s.id for s in needed if s.blocks} & path
+            for segment in reversed(needed):
+                if segment.id in whole:
+                    whole |= {self.producer(i.stream).id for i in segment.inputs}
+            path |= whole
             found.append(frozenset(path))
         return tuple(found)
 

@@ -190,8 +190,9 @@ class WindowSpec(Spec):
 
 class JoinSpec(Spec):
     type: Literal["Inner", "Left", "Right", "Full", "Semi", "Anti"] = "Inner"
-    """Which rows are written: pairs that match (`Inner`), rows of the first input that match one
-    (`Semi`). *Not yet*: the others, which write rows of an input that match none."""
+    """Which rows are written: pairs that match, with `Left`, `Right` and `Full` also rows of the
+    first, the second and either input that match none; rows of the first input that match one
+    (`Semi`) or none (`Anti`)."""
     on: str
     """[Condition](topology.md#join) over both inputs, with at least one equality:
     `orders.id = payments.order_id AND payments.amount > 0`."""
@@ -205,7 +206,18 @@ class JoinSpec(Spec):
     select: str | None = None
     """Columns of the output: `orders.*, payments.amount`. Without it all columns of both."""
     when_missing: Literal["EmitMatches", "Block"] = "EmitMatches"
-    """What is written while an input is missing: pairs that match, or nothing."""
+    """What is written while an input is missing and `maxDelay` is over: pairs that match, or
+    nothing before it is back."""
+
+
+class DistinctSpec(Spec):
+    keys: tuple[str, ...]
+    """Columns: rows with the same values in all of them are repetitions of each other."""
+    within: Duration
+    """How far apart the event times of two repetitions are at most, exclusive."""
+    keep: Literal["First", "Last"] = "First"
+    """Which [row](topology.md#distinct) is written: the first one at once, or the last one when
+    event time says that it is."""
 
 
 class OperatorCheckpointSpec(Spec):
@@ -238,8 +250,8 @@ class OperatorSpec(Spec):
     """[Aggregates](topology.md#window) over windows of event time."""
     join: JoinSpec | None = None
     """[Rows of two inputs](topology.md#join) that match."""
-    distinct: dict[str, Any] | None = None
-    """Rows with keys that have not occurred before."""
+    distinct: DistinctSpec | None = None
+    """[One row](topology.md#distinct) for each key within a time."""
     python: dict[str, Any] | None = None
     """A Python function."""
     checkpoint: OperatorCheckpointSpec = Field(default_factory=OperatorCheckpointSpec)

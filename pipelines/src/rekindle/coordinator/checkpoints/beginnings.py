@@ -19,9 +19,9 @@ from rekindle.report import MissingResults
 from rekindle.streams.epochs import END_OF_INPUT, NO_EPOCH, NO_WATERMARK
 from rekindle.topology.missed_rows import MissedRows, missed_rows
 from rekindle.topology.model import Segment, Topology
+from rekindle.topology.operators.kind import TimedResults
 from rekindle.topology.operators.registry import kind_of
-from rekindle.topology.spec import OperatorSpec, QuerySpec, SourceSpec
-from rekindle.topology.windows.kind import Windows
+from rekindle.topology.spec import QuerySpec, SourceSpec
 
 EventTimes = tuple[int, int]
 """The newest event time through an epoch, and the watermark after it."""
@@ -44,8 +44,9 @@ class Beginnings:
         self._queries: Mapping[str, QueryStart] = {}
         self._missed: Mapping[str, frozenset[MissedRows]] = {}
         self._sources: dict[str, frozenset[str]] = {}
-        # The window whose results a stream has, as they are or row by row; None: of none, or more.
-        self._last_window: dict[str, tuple[str, Windows] | None] = {}
+        # The operator whose results a stream has, as they are or row by row; None: of none, or
+        # of more.
+        self._last_results: dict[str, tuple[str, TimedResults] | None] = {}
         self._epochs: frozenset[int] = frozenset()
         self._times: dict[str, dict[int, EventTimes]] = {}
         self._cannot_answer: set[str] = set()
@@ -58,16 +59,17 @@ class Beginnings:
         self._topology, self._begun = generation.topology, manifest.begun
         self._queries = manifest.queries
         self._missed = missed_rows(generation.topology, manifest.begun)
-        self._sources, self._last_window = {}, {}
+        self._sources, self._last_results = {}, {}
         for name, node in generation.topology.nodes.items():  # in topological order
             if isinstance(node.spec, SourceSpec):
-                self._sources[name], self._last_window[name] = frozenset({name}), None
+                self._sources[name], self._last_results[name] = frozenset({name}), None
                 continue
             self._sources[name] = frozenset().union(*(self._sources[i] for i in node.inputs))
-            above = {self._last_window[i] for i in node.inputs}
-            windows = _windows(node.spec)
+            above = {self._last_results[i] for i in node.inputs}
+            kind = kind_of(node.spec)
+            own = kind.results() if kind is not None else None
             inherited = above.pop() if len(above) == 1 else None
-            self._last_window[name] = inherited if windows is None else (name, windows)
+            self._last_results[name] = inherited if own is None else (name, own)
         gaps = [gap for start in manifest.queries.values() for gap in start.gaps]
         self._epochs = frozenset(
             {m.epoch for found in self._missed.values() for m in found}
@@ -136,19 +138,19 @@ class Beginnings:
         newest_us = max((newest for newest, _ in at), default=NO_WATERMARK)
         if written_us == END_OF_INPUT:
             return None  # all was written
-        window = self._last_window[name]
-        if window is None:
+        results = self._last_results[name]
+        if results is None:
             if gap.before - gap.after <= 1:
                 return None
             return _missing_results(gap, written_us, newest_us)
-        of_window, windows = window
-        lacks_us = self._bound(self._missed[of_window]) if is_newest else newest_us
-        first_us = windows.first_open(written_us)
-        complete_us = windows.first_complete(lacks_us)
-        if begun_us == END_OF_INPUT:  # no window is written any more
-            complete_us = max(complete_us, windows.first_complete(newest_us))
+        operator, of_operator = results
+        lacks_us = self._bound(self._missed[operator]) if is_newest else newest_us
+        first_us = of_operator.first_open(written_us)
+        complete_us = of_operator.first_complete(lacks_us)
+        if begun_us == END_OF_INPUT:  # nothing is written any more
+            complete_us = max(complete_us, of_operator.first_complete(newest_us))
         else:
-            complete_us = max(complete_us, windows.first_open(begun_us))
+            complete_us = max(complete_us, of_operator.first_open(begun_us))
         if newest_us == NO_WATERMARK:
             return _missing_results(gap, NO_WATERMARK, NO_WATERMARK)
         return _missing_results(gap, first_us, complete_us) if first_us < complete_us else None
@@ -170,11 +172,6 @@ class Beginnings:
     def _source_of(self, segment: Segment) -> str | None:
         node = self._topology.nodes.get(segment.nodes[0]) if self._topology is not None else None
         return node.id if node is not None and segment.is_source else None
-
-
-def _windows(spec: SourceSpec | OperatorSpec) -> Windows | None:
-    kind = kind_of(spec)
-    return kind.windows() if kind is not None else None
 
 
 def _missing_results(gap: Gap, from_us: int, to_us: int) -> MissingResults:

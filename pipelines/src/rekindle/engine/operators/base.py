@@ -14,13 +14,23 @@ import pyarrow as pa
 
 from rekindle.engine.epochs import Clock
 from rekindle.engine.model import DroppedRows, table_id
-from rekindle.engine.state.operator import OperatorState
+from rekindle.engine.state.operator import (
+    BEGIN_OF_PANES,
+    END_OF_PANES,
+    OperatorState,
+    begins_after,
+)
 from rekindle.engine.state.runs import RunShape
 from rekindle.engine.state.spill import RunFiles
 from rekindle.topology.model import Node
 
 ONLY_TABLE = ""
 """Name of the table of an operator that has one."""
+LACKS = "lacks"
+"""The table of an operator whose results depend on what it lacks also later, when rows of that time
+have been dropped, or whose other tables need all rows that it has. It has no rows: only its
+`first_live_pane_us` is used (`lacks_us`)."""
+LACKS_SHAPE = RunShape(())
 
 
 class Aggregation(Enum):
@@ -84,6 +94,12 @@ class Operator(Protocol):
         """Whether `query` groups rows, and Spark can use hash aggregation for it."""
         ...
 
+    @property
+    def asserts_absence(self) -> bool:
+        """Whether some of its rows say that a row has not come. It has the table LACKS, and writes
+        no such row for which it may lack one."""
+        ...
+
     def query(self, inputs: Sequence[str], method: Aggregation) -> str | None:
         """SQL over the inputs, whose rows have SYSTEM_COLUMNS. None: `advance` gets the rows of
         each input as they are, system columns first."""
@@ -111,6 +127,21 @@ class Operator(Protocol):
         """SQL of the operator's rows, with these system columns first, over the view `view_name` of
         `view`, which has them too."""
         ...
+
+
+def lacks_us(tables: Mapping[str, OperatorState]) -> int:
+    """The event time through which an operator with the table LACKS may lack rows."""
+    return max(tables[LACKS].first_live_pane_us - 1, BEGIN_OF_PANES)
+
+
+def without_all_rows(
+    operator: Operator, tables: Mapping[str, OperatorState]
+) -> Mapping[str, OperatorState]:
+    """The operator's tables on a branch that lacks rows of an input: of which times is not known,
+    so nothing that follows on the branch says that a row has not come."""
+    if not operator.asserts_absence:
+        return tables
+    return {**tables, LACKS: begins_after(tables[LACKS], END_OF_PANES)}
 
 
 def view_name(operator: Operator) -> str:

@@ -23,12 +23,21 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from rekindle.engine.epochs import EPOCH, LATE_BEFORE, Clock
+from rekindle.engine.epochs import EPOCH, Clock
 from rekindle.engine.external_sort import RowBuffer
 from rekindle.engine.model import DroppedRows
-from rekindle.engine.operators.base import Advanced, Aggregation, Analyze, Evaluate, view_name
+from rekindle.engine.operators.arrivals import arrivals, reachable_from
+from rekindle.engine.operators.base import (
+    LACKS,
+    LACKS_SHAPE,
+    Advanced,
+    Aggregation,
+    Analyze,
+    Evaluate,
+    lacks_us,
+    view_name,
+)
 from rekindle.engine.operators.matches import MARKS, Matched, is_marked, rows_of
 from rekindle.engine.state.keeping import (
     epochs_of,
@@ -39,7 +48,7 @@ from rekindle.engine.state.keeping import (
     slice_of,
 )
 from rekindle.engine.state.lookup import Probes, between, find
-from rekindle.engine.state.operator import BEGIN_OF_PANES, END_OF_PANES, OperatorState
+from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import (
     HASH,
     NUMBER,
@@ -52,30 +61,19 @@ from rekindle.engine.state.runs import (
 )
 from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import OperatorRefused
-from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK
 from rekindle.topology.model import Node, Topology
-from rekindle.topology.operators.join import JoinOperatorKind
+from rekindle.topology.operators.join import UNMATCHED, JoinOperatorKind
 from rekindle.topology.spec import OperatorSpec
 from rekindle.topology.sql.casts_without_date import time_without_date_as_null
 from rekindle.topology.sql.tokens import quote
 
 PAIRS = 1 << 17
 """About how many pairs are made at once."""
-MAX_TIME_US = 1 << 62
-"""Rows with event times beyond this have none: a bound of the rows that match them could have more
-than 64 bits."""
 NUMBER_OF_PAIR = "__n"
 _SIDES = ("left", "right")
-_WRITTEN: Mapping[str, tuple[bool, tuple[int, ...], tuple[int, ...]]] = {
-    "Inner": (True, (), ()),
-    "Left": (True, (0,), ()),
-    "Right": (True, (1,), ()),
-    "Full": (True, (0, 1), ()),
-    "Semi": (False, (), (0,)),
-    "Anti": (False, (0,), ()),
-}
-"""By type of join: whether pairs are written; of which sides the rows that match none; and of which
-those that match."""
+_WRITES_NO_PAIRS = ("Semi", "Anti")
+_MATCHED: Mapping[str, tuple[int, ...]] = {"Semi": (0,)}
+"""By type, the sides of which rows that match are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +100,17 @@ class Side:
         """The rows of a call, as they are kept, and how many others there are. A NULL in a key
         equals nothing; `with_nulls`: such rows are kept nevertheless."""
         numbers = numbers_of(int64s(rows.column(EPOCH)))
-        times = rows.column(self.time).cast(pa.int64())
-        timed = times.is_valid().to_numpy()
-        microseconds = pc.fill_null(times, 0).to_numpy()
-        timed &= (microseconds > -MAX_TIME_US) & (microseconds < MAX_TIME_US)
-        late = timed & (microseconds < int64s(rows.column(LATE_BEFORE)))
-        kept = timed & ~late
+        found = arrivals(rows, self.time)
+        times, kept = found.times, found.in_time
         keys = self.columns[: len(self.shape.keys)]
         for key in () if with_nulls else keys:
-            kept &= rows.column(key).is_valid().to_numpy()
-        dropped = DroppedRows(int(late.sum()), int((~timed).sum()))
+            kept = kept & rows.column(key).is_valid().to_numpy()
         if not kept.all():
-            mask = pa.array(kept)
-            rows, microseconds, numbers = rows.filter(mask), microseconds[kept], numbers[kept]
+            rows, times, numbers = rows.filter(pa.array(kept)), times[kept], numbers[kept]
         columns = [rows.column(name) for name in self.columns]
         of_keys, values = columns[: len(keys)], columns[len(keys) :]
-        return rows_to_keep(self.shape, slice_us, microseconds, numbers, of_keys, values), dropped
+        of_table = rows_to_keep(self.shape, slice_us, times, numbers, of_keys, values)
+        return of_table, found.dropped
 
     def probes(self, rows: pa.Table) -> Probes:
         times = int64s(rows.column(TIME))
@@ -126,9 +119,7 @@ class Side:
 
     def matchable_from(self, watermark: int) -> int:
         """The event time from which on rows can be matched by rows that are not late."""
-        if watermark in (NO_WATERMARK, END_OF_INPUT):
-            return BEGIN_OF_PANES if watermark == NO_WATERMARK else END_OF_PANES
-        return max(BEGIN_OF_PANES, watermark - self.late_us)
+        return reachable_from(watermark, self.late_us)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +154,17 @@ class JoinOperator:
     @property
     def tables(self) -> Mapping[str, RunShape]:
         shapes = {name: side.shape for name, side in zip(_SIDES, self.sides, strict=True)}
-        return shapes | {_marks(at): MARKS for at in self._marked}
+        shapes |= {_marks(at): MARKS for at in self._marked}
+        return shapes | ({LACKS: LACKS_SHAPE} if self.asserts_absence else {})
+
+    @property
+    def asserts_absence(self) -> bool:
+        return self.type in UNMATCHED
 
     @property
     def _marked(self) -> list[int]:
         """The sides of which it is known which rows have matched."""
-        _, unmatched, matched = _WRITTEN[self.type]
-        return sorted({*unmatched, *matched})
+        return sorted({*UNMATCHED.get(self.type, ()), *_MATCHED.get(self.type, ())})
 
     @cached_property
     def output(self) -> pa.Schema:
@@ -197,12 +192,11 @@ class JoinOperator:
     ) -> Advanced:
         kept, dropped = dict(tables), DroppedRows()
         arrived = [self._keep(at, of_side, kept, dropped) for at, of_side in enumerate(rows)]
-        writes_pairs, unmatched, matched = _WRITTEN[self.type]
         output = [RowBuffer(self._pairs, files) for _ in _SIDES]
         marked = {at: Matched() for at in self._marked}
         for at, of_side in enumerate(arrived):
             for pairs in self._pairs_of(at, of_side, kept[_SIDES[1 - at]], evaluate):
-                if writes_pairs:
+                if self.type not in _WRITES_NO_PAIRS:
                     output[at].add(self._rows_of(pairs))
                 for number, matches in marked.items():
                     matches.add(pairs.sides[number], pairs.epochs)
@@ -210,10 +204,10 @@ class JoinOperator:
         for at, matches in marked.items():
             table, places, epochs = matches.mark(kept[_marks(at)], self.slice_us)
             kept[_marks(at)] = table
-            if at in matched and places.num_rows:
+            if at in _MATCHED.get(self.type, ()) and places.num_rows:
                 first = rows_of(kept[_SIDES[at]], self.slice_us, places)
                 found.append(self._alone(at, first, epochs))
-        found += [self._unmatched(at, kept, clock) for at in unmatched]
+        found += [self._unmatched(at, kept, clock) for at in UNMATCHED.get(self.type, ())]
         for at, side in enumerate(self.sides):
             before = side.matchable_from(clock[-1][2])
             for name in (_SIDES[at], *([_marks(at)] if at in marked else [])):
@@ -227,7 +221,7 @@ class JoinOperator:
         if rows is None:
             return None
         side, name = self.sides[at], _SIDES[at]
-        with_nulls = at in _WRITTEN[self.type][1]
+        with_nulls = at in UNMATCHED.get(self.type, ())
         found, missed = side.rows(rows, self.slice_us, with_nulls=with_nulls)
         dropped.late += missed.late
         dropped.null_event_time += missed.null_event_time
@@ -292,10 +286,11 @@ class JoinOperator:
         return self._rows_of(Pairs(epochs, (rows, none) if at == 0 else (none, rows)))
 
     def _unmatched(self, at: int, kept: Mapping[str, OperatorState], clock: Clock) -> pa.Table:
-        """The rows of a side that no row can match any more, and none has; by epoch, time and
-        number."""
+        """The rows of a side that no row can match any more, and none has, also none that may be
+        missing; by epoch, time and number."""
         side = self.sides[at]
         low, high = side.matchable_from(clock[0][1]), side.matchable_from(clock[-1][2]) - 1
+        low = max(low, lacks_us(kept) + side.early_us + 1)
         if low > high:
             return self._pairs.empty_table()
         rows = between(side.shape, kept[_SIDES[at]], self.slice_us, low, high)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pyarrow as pa
 
 from rekindle.engine.operators.base import Analyze, Operator
+from rekindle.engine.operators.distinct import open_distinct
 from rekindle.engine.operators.join import open_join
 from rekindle.engine.operators.window import open_window
 from rekindle.topology.model import Node, Topology
@@ -19,6 +20,7 @@ from rekindle.topology.spec import OperatorSpec
 _OPEN: Mapping[str, Callable[[Node, Topology, Sequence[pa.Schema], Analyze], Operator]] = {
     "window": open_window,
     "join": open_join,
+    "distinct": open_distinct,
 }
 
 

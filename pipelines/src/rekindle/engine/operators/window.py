@@ -74,6 +74,7 @@ class WindowOperator:
     shape: GroupShape
 
     delay_us = 0
+    asserts_absence = False
 
     @property
     def node(self) -> Node:

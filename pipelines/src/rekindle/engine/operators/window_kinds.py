@@ -15,10 +15,10 @@ import pyarrow as pa
 
 from rekindle.engine import row_window_state, session_state, window_state
 from rekindle.engine.epochs import LATE_BEFORE, Clock
-from rekindle.engine.operators.base import ONLY_TABLE
+from rekindle.engine.operators.base import LACKS, LACKS_SHAPE, ONLY_TABLE, lacks_us
 from rekindle.engine.row_window_state import RowWindowShape
 from rekindle.engine.session_state import FIRST, LAST
-from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState
+from rekindle.engine.state.operator import OperatorState
 from rekindle.engine.state.runs import PANE, Int64s, RunShape, int64s
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import CumulativeAssigner, HoppingAssigner, WindowAssigner
@@ -37,9 +37,6 @@ from rekindle.topology.windows.session import SessionWindows
 
 ROW_TIME = "__time"
 """Column of a row's event time in microseconds, for partials of kinds."""
-LACKS = "lacks"
-"""The table of a kind whose results depend on what it lacks since it began also later, when panes
-of that time have been dropped. It has no rows: only its `first_live_pane_us` is used."""
 Tables = Mapping[str, OperatorState]
 
 
@@ -132,7 +129,7 @@ class BySessions:
         return f"CASE WHEN {time} IS NULL THEN {NULL_EVENT_TIME}L ELSE {pane} END"
 
     def tables(self, shape: GroupShape) -> Mapping[str, RunShape]:
-        return {ONLY_TABLE: shape.run_shape, LACKS: RunShape(())}
+        return {ONLY_TABLE: shape.run_shape, LACKS: LACKS_SHAPE}
 
     def advance(
         self,
@@ -142,9 +139,8 @@ class BySessions:
         clock: Clock,
         files: RunFiles | None,
     ) -> tuple[AdvanceResult, Tables]:
-        lacks_us = max(tables[LACKS].first_live_pane_us - 1, BEGIN_OF_PANES)
         done = session_state.advance(
-            shape, self.gap_us, tables[ONLY_TABLE], lacks_us, partials, clock, files
+            shape, self.gap_us, tables[ONLY_TABLE], lacks_us(tables), partials, clock, files
         )
         return done, {LACKS: tables[LACKS]}
 

@@ -30,7 +30,14 @@ from rekindle.engine.epochs import (
 from rekindle.engine.failure import OutOfMemory
 from rekindle.engine.memory import MIB, plan_memory
 from rekindle.engine.model import ChainResult, DroppedRows, EpochOutput, State
-from rekindle.engine.operators.base import Aggregation, Operator, tables_of, view_name
+from rekindle.engine.operators.base import (
+    LACKS,
+    Aggregation,
+    Operator,
+    tables_of,
+    view_name,
+    without_all_rows,
+)
 from rekindle.engine.spark.analysis import Analyzer
 from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.steps import Step, is_divisible, plan_steps, step_sql
@@ -43,7 +50,6 @@ from rekindle.engine.state.operator import (
     match_columns,
 )
 from rekindle.engine.state.reading import read
-from rekindle.engine.state.runs import RunShape
 from rekindle.engine.state.spill import RunFiles
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochInput
 from rekindle.topology.model import Segment, Topology
@@ -140,16 +146,17 @@ class SparkChain:
     def match_columns(self, state: State) -> State:
         """Raises StateMismatch."""
         states = dict(state.operators)
-        for operator, table, shape in self._tables():
+        for operator, name, table in self._tables():
             if table in states:
+                shape = operator.tables[name]
                 states[table] = match_columns(shape, states[table], operator.node.name)
         return State(states)
 
     def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         begun = {
             table: begins_after(state.operators.get(table, EMPTY), bounds[operator.node.id])
-            for operator, table, _ in self._tables()
-            if operator.node.id in bounds
+            for operator, name, table in self._tables()
+            if operator.node.id in bounds and (name == LACKS or LACKS not in operator.tables)
         }
         return State({**state.operators, **begun})
 
@@ -161,16 +168,17 @@ class SparkChain:
     def folded(self, state: State) -> Mapping[str, pa.Table]:
         """For tests: by table, its rows, in an order that is the same for any layout."""
         return {
-            table: read(shape, states, BEGIN_OF_PANES, END_OF_INPUT)
-            for _, table, shape in self._tables()
+            table: read(operator.tables[name], states, BEGIN_OF_PANES, END_OF_INPUT)
+            for operator, name, table in self._tables()
             if (states := state.operators.get(table)) is not None
         }
 
-    def _tables(self) -> Iterator[tuple[Operator, str, RunShape]]:
+    def _tables(self) -> Iterator[tuple[Operator, str, str]]:
+        """Operator, name and id of each table."""
         for prepared in self._steps_for_epochs:
             if (operator := prepared.step.end) is not None:
                 for name, table in tables_of(operator).items():
-                    yield operator, table, operator.tables[name]
+                    yield operator, name, table
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         """Run epochs in their order. Raises OperatorFailed (operators, epochs), OutOfMemory,
@@ -190,7 +198,8 @@ class SparkChain:
         for prepared in self._steps_for_one_epoch if len(epochs) == 1 else self._steps_for_epochs:
             rows = self._run(prepared, views, to_view, span)
             if (operator := prepared.step.end) is not None:
-                states, found = self._advance(operator, states, rows, clock, span)
+                complete = all(epoch.complete for epoch in epochs)
+                states, found = self._advance(operator, states, rows, clock, span, complete)
                 clock = _delayed(clock, operator.delay_us)
                 views = {view_name(operator): found}
                 to_view = partial(_view, operator=operator, clock=clock)
@@ -275,10 +284,13 @@ class SparkChain:
         rows: Sequence[pa.Table | None],
         clock: Clock,
         span: str,
+        complete: bool,
     ) -> tuple[Mapping[str, OperatorState], pa.Table]:
         ids = tables_of(operator)
         what = f"operator {operator.node.name}, {span}"
         tables = {name: states.get(table, EMPTY) for name, table in ids.items()}
+        if not complete:
+            tables = dict(without_all_rows(operator, tables))
         advanced = operator.advance(
             tables, rows, clock, self._run_files, partial(self._sql_runner.run, what=what)
         )
@@ -304,6 +316,8 @@ def _check_order(epochs: Sequence[EpochInput]) -> None:
     for one, two in pairwise(epochs):
         if two.epoch <= one.epoch or two.watermark_before != one.watermark:
             raise ValueError(f"epoch {two.epoch} does not follow epoch {one.epoch}")
+    if len(epochs) > 1 and not all(epoch.complete for epoch in epochs):
+        raise ValueError(f"epoch {epochs[0].epoch} and later ones lack rows: each needs a call")
 
 
 def _same(table: pa.Table) -> pa.Table:

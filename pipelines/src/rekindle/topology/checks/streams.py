@@ -53,6 +53,8 @@ def _source(node: SourceSpec, path: str, problems: list[Problem]) -> Stream:
         return Stream(None, node.event_time.column if node.event_time else None, node.partitions)
     for field in schema:
         problems += _reserved(field.name, f"{path}.schema")
+    for kind, options in node.kinds.items():
+        problems += options.check_declared(schema, f"{path}.{kind}") if options is not None else ()
     declared = schema
     schema = _with_added_columns(node, schema, path, problems)
     event_time = node.event_time.column if node.event_time else None

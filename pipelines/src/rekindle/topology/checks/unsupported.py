@@ -13,7 +13,6 @@ from rekindle.errors import Problem
 from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
-    JoinSpec,
     OperatorCheckpointSpec,
     OperatorSpec,
     RecoverySpec,
@@ -56,9 +55,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
         for kind in OperatorSpec.KINDS
         if kind not in KINDS
-    },
-    JoinSpec: {
-        "when_missing": ("whenMissing Block", "use EmitMatches, or leave it out"),
     },
     OperatorCheckpointSpec: {
         "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),

@@ -101,6 +101,11 @@ class SourceOptions(Spec):
         return {name: getattr(self, name) for name in sorted(self.not_in_id)}
 
     @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the Secrets that its tasks need as files."""
+        return ()
+
+    @property
     def input_url(self) -> str | None:
         """The URL of the files that it reads (field `url`); None if it reads none."""
         return None
@@ -123,6 +128,10 @@ class SourceOptions(Spec):
         """Problems of the fields at `path`; `event_time` is the source's column."""
         yield from ()
 
+    def check_declared(self, schema: Schema, path: str) -> Iterator[Problem]:
+        """Problems of the columns of the source's `schema`, without those that are added."""
+        yield from ()
+
     def check_columns(self, schema: Schema, event_time: str | None, path: str) -> Iterator[Problem]:
         """Problems of the columns that the fields name."""
         yield from ()
@@ -135,6 +144,11 @@ class SinkOptions(Spec):
     edited_in_place: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit takes effect in the running sink (in place). After an edit of another one
     the query starts over (`QuerySpec.input_and_sink`)."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """Names of the Secrets that its tasks need as files."""
+        return ()
 
     @property
     def output_url(self) -> str | None:

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator
 
 from rekindle.errors import Problem
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions
+from rekindle.topology.kinds.csv_fields import check_csv_fields
 from rekindle.topology.problems import nearest
 from rekindle.topology.schema import Field as SchemaField
 from rekindle.topology.schema import Scalar, Schema, is_sortable, type_to_ddl
@@ -36,7 +37,6 @@ Encoding = Literal[
     "EUC-JP",
     "EUC-KR",
 ]
-_CSV_FIELDS = ("delimiter", "header", "quote", "escape", "encoding")
 
 
 class FilesSourceSpec(SourceOptions):
@@ -116,26 +116,7 @@ class FilesSourceSpec(SourceOptions):
         if self.speedup is not None and self.order_by is None and event_time is None:
             what = "needs a column of times"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime or orderBy")
-        yield from self._check_csv(path)
-
-    def _check_csv(self, path: str) -> Iterator[Problem]:
-        if self.format != "csv":
-            for field in (f for f in _CSV_FIELDS if getattr(self, f) != _default(f)):
-                what = f"{field} applies to csv only, and the format is {self.format}"
-                yield Problem(f"{path}.{field}", "InvalidValue", what, "leave it out")
-            return
-        characters = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
-        for field, text in characters.items():
-            if text and not (len(text) == 1 and (text == "\t" or " " <= text <= "~")):
-                what = f"{text!r} is not one ASCII character"
-                yield Problem(f"{path}.{field}", "InvalidValue", what, 'write it like ";" or "\\t"')
-        if self.delimiter in (self.quote, self.escape):
-            what = f"{self.delimiter!r} is used as delimiter and as quote or escape"
-            yield Problem(f"{path}.delimiter", "InvalidValue", what, "use another character")
-        if self.escape is not None and self.escape in self.null_value:
-            what = f"{self.null_value!r} contains the escape character {self.escape!r}"
-            hint = "escapes are removed before comparing: leave escape out, or change nullValue"
-            yield Problem(f"{path}.nullValue", "InvalidValue", what, hint)
+        yield from check_csv_fields(self, self.format, path)
 
     def check_columns(self, schema: Schema, event_time: str | None, path: str) -> Iterator[Problem]:
         column = self.order_by
@@ -154,10 +135,6 @@ class FilesSourceSpec(SourceOptions):
         if self.speedup is not None and not timed:
             what = f"speedup needs a column of times, and {column} is no TIMESTAMP or DATE"
             yield Problem(f"{path}.speedup", "NoEventTime", what, "set eventTime")
-
-
-def _default(field: str) -> object:
-    return FilesSourceSpec.model_fields[field].default
 
 
 class FilesSinkSpec(SinkOptions):

@@ -6,14 +6,18 @@ Design: docs/decisions/0058-planned-cuts.md.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rekindle.errors import Problem
+from rekindle.topology.avro import InvalidAvroSchema, parse_avro_schema
 from rekindle.topology.kinds.base import SourceOptions
-from rekindle.topology.schema import Array, DataType, Scalar, Struct
+from rekindle.topology.kinds.csv_fields import check_csv_fields
+from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec, SchemaRegistrySpec
+from rekindle.topology.schema import Array, DataType, Scalar, Schema, Struct
 from rekindle.topology.schema import Field as SchemaField
 
 _HEADER = Struct((SchemaField("key", Scalar.STRING), SchemaField("value", Scalar.BINARY)))
@@ -25,6 +29,7 @@ _ADDED: Mapping[str, DataType] = {
     "timestamp_column": Scalar.TIMESTAMP,
 }
 """The types of the columns that these fields name: those of Spark's Kafka source."""
+_RAW = (Scalar.STRING, Scalar.BINARY)
 
 
 class KafkaSourceSpec(SourceOptions):
@@ -34,7 +39,14 @@ class KafkaSourceSpec(SourceOptions):
     can_be_partitioned: ClassVar[bool] = True
     # With `Fail` no epoch has a bad record, so it may become `Drop`.
     not_in_id: ClassVar[frozenset[str]] = frozenset(
-        {"bootstrap_servers", "max_rows_per_epoch", "on_bad_record", "on_data_loss"}
+        {
+            "bootstrap_servers",
+            "max_rows_per_epoch",
+            "on_bad_record",
+            "on_data_loss",
+            "schema_registry",
+            "security",
+        }
     )
     wrong_field_names: ClassVar[Mapping[str, str]] = {
         "bootstrap": "bootstrapServers",
@@ -46,11 +58,29 @@ class KafkaSourceSpec(SourceOptions):
     """Brokers to begin with: `kafka-0:9092,kafka-1:9092`."""
     topic: str = Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")
     """The topic."""
-    format: Literal["json"]
-    """Format of the values; `json` is one object in each."""
+    format: Literal["json", "csv", "raw", "avro"]
+    """Format of the values: one `json` object, one row of `csv` with the columns of the schema in
+    their order, one `avro` record, or `raw`: the value is that of the only column of the schema."""
+    avro_schema: str | None = Field(None, min_length=1, max_length=65536)
+    """Schema of Avro values, as JSON. With `schemaRegistry` it is that of the reader: its defaults
+    and aliases apply to values of older and newer schemas."""
+    schema_registry: SchemaRegistrySpec | None = None
+    """Registry of the schemas of Avro values; each value begins with a zero byte and the four bytes
+    of its schema's number."""
+    delimiter: str = Field(",", min_length=1, max_length=2)
+    """Character between the values of a CSV row; `\\t` is a tab."""
+    quote: str = Field('"', max_length=1)
+    """Character around CSV values that contain delimiters, line ends or quotes; `""`: none."""
+    escape: str | None = Field(None, min_length=1, max_length=1)
+    """Escape character of CSV: the next character is taken literally."""
+    null_value: str = "NA"
+    """CSV text that means NULL, unless it is in quotes."""
+    security: KafkaSecuritySpec | None = None
+    """How the source signs in, and TLS."""
     starting_offsets: str = "Earliest"
-    """Where the source begins when it is new: `Earliest`, `Latest`, or the records from a time on:
-    `2026-01-31T06:00:00Z`. Partitions that are added later are read from their beginning."""
+    """Where the source begins when it is new: `Earliest`, `Latest`, the records from a time on
+    (`2026-01-31T06:00:00Z`), or an offset for each partition (`0=120, 1=340`). Partitions that are
+    not named, or are added later, are read from their beginning."""
     max_rows_per_epoch: int = Field(200_000, gt=0, le=10_000_000)
     """How much of the topic one task reads for an epoch at most, in offsets. What is left is in
     the next one."""
@@ -82,23 +112,77 @@ class KafkaSourceSpec(SourceOptions):
             if name is not None
         }
 
+    @field_validator("delimiter")
+    @classmethod
+    def _tab(cls, value: str) -> str:
+        return "\t" if value == r"\t" else value
+
     @property
     def starting_time_ms(self) -> int | None:
         """Unix time, if it begins at a time. Raises ValueError."""
-        if self.starting_offsets in ("Earliest", "Latest"):
+        if self.starting_offsets in ("Earliest", "Latest") or "=" in self.starting_offsets:
             return None
         time = dt.datetime.fromisoformat(self.starting_offsets)
         if time.tzinfo is None:
             raise ValueError("a time without a zone")
         return int(time.timestamp() * 1000)
 
+    @property
+    def starting_positions(self) -> dict[int, int] | None:
+        """By partition, if offsets are given. Raises ValueError."""
+        if "=" not in self.starting_offsets:
+            return None
+        found = dict[int, int]()
+        for part in self.starting_offsets.split(","):
+            given = re.fullmatch(r"\s*(\d{1,9})\s*=\s*(\d{1,18})\s*", part, re.ASCII)
+            if given is None or int(given[1]) in found:
+                raise ValueError(f"{part.strip()!r} is no partition and offset, or is repeated")
+            found[int(given[1])] = int(given[2])
+        return found
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        registry = self.schema_registry and self.schema_registry.secret_ref
+        names = (*(self.security.secrets if self.security else ()), registry)
+        return tuple(sorted({name for name in names if name}))
+
     def describe(self) -> str:
         return f"{self.format} of topic {self.topic}"
 
     def check(self, event_time: str | None, path: str) -> Iterator[Problem]:
         try:
-            _ = self.starting_time_ms
+            _ = self.starting_time_ms, self.starting_positions
         except ValueError:
-            what = f"{self.starting_offsets!r} is not Earliest, Latest or a time with a zone"
-            hint = "write a time like 2026-01-31T06:00:00Z"
+            what = (
+                f"{self.starting_offsets!r} is not Earliest, Latest, a time with a zone, or an "
+                "offset for each partition"
+            )
+            hint = "write a time like 2026-01-31T06:00:00Z, or offsets like 0=120, 1=340"
             yield Problem(f"{path}.startingOffsets", "InvalidValue", what, hint)
+        yield from check_csv_fields(self, self.format, path)
+        yield from self._check_avro(path)
+
+    def _check_avro(self, path: str) -> Iterator[Problem]:
+        if self.format != "avro":
+            for field in ("avro_schema", "schema_registry"):
+                if getattr(self, field) is not None:
+                    name = self.name_of(field)
+                    what = f"{name} applies to avro only, and the format is {self.format}"
+                    yield Problem(f"{path}.{name}", "InvalidValue", what, "leave it out")
+            return
+        if self.avro_schema is None and self.schema_registry is None:
+            what, hint = "Avro values have a schema", "set avroSchema, schemaRegistry, or both"
+            yield Problem(f"{path}.avroSchema", "Missing", what, hint)
+        if self.avro_schema is not None:
+            try:
+                _ = parse_avro_schema(self.avro_schema)
+            except InvalidAvroSchema as error:
+                hint = 'write JSON: {"type": "record", "name": ..., "fields": [...]}'
+                yield Problem(f"{path}.avroSchema", "InvalidValue", str(error), hint)
+
+    def check_declared(self, schema: Schema, path: str) -> Iterator[Problem]:
+        types = [field.type for field in schema]
+        if self.format == "raw" and (len(types) != 1 or types[0] not in _RAW):
+            what = "a raw value is one STRING or BINARY"
+            hint = "declare one column of such a type, and take it apart in sql"
+            yield Problem(f"{path}.format", "InvalidValue", what, hint)

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rekindle.errors import Problem
-from rekindle.topology.operators.kind import OperatorKind, Stream, check_key, no_event_time
-from rekindle.topology.problems import NOT_SUPPORTED_YET, InvalidSql
+from rekindle.topology.operators.kind import (
+    OperatorKind,
+    Stream,
+    TimedResults,
+    check_key,
+    no_event_time,
+)
+from rekindle.topology.problems import InvalidSql
 from rekindle.topology.schema import Schema
 from rekindle.topology.spec import JoinSpec
 from rekindle.topology.sql.joins import (
@@ -24,9 +30,13 @@ from rekindle.topology.sql.joins import (
 )
 from rekindle.topology.units import format_duration
 
-BUILT = ("Inner", "Semi")
-"""Types that are supported. The others write rows that match none, which a missing input must not
-cause."""
+UNMATCHED: Mapping[str, tuple[int, ...]] = {
+    "Left": (0,),
+    "Right": (1,),
+    "Full": (0, 1),
+    "Anti": (0,),
+}
+"""By type, the inputs of which rows that match none are written."""
 _EVENT_TIMES: Mapping[str, tuple[int, ...]] = {"Inner": (0, 1), "Right": (1,), "Full": ()}
 """By type, the inputs whose event time no row lacks; (0,) for the others."""
 _WITHIN_HINT = (
@@ -38,12 +48,31 @@ _WITHIN_HINT = (
 class Bounds:
     """How much earlier and later than the first row's event time that of the second may be."""
 
-    before_us: int
-    after_us: int
+    before_us: int = 0
+    after_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedRows:
+    """Rows that match none of those from `early_us` before to `late_us` after them."""
+
+    early_us: int
+    late_us: int
+
+    def first_complete(self, lacks_us: int) -> int:
+        return lacks_us + self.early_us + 1
+
+    def first_open(self, watermark_us: int) -> int:
+        return watermark_us - self.late_us
 
 
 class JoinOperatorKind(OperatorKind):
     distributes_rows = True
+    not_in_id = (JoinSpec.name_of("when_missing"),)
+
+    @property
+    def blocks(self) -> bool:
+        return self.spec.when_missing == "Block"
 
     @property
     def spec(self) -> JoinSpec:
@@ -57,7 +86,7 @@ class JoinOperatorKind(OperatorKind):
 
     @property
     def needs_all_rows(self) -> bool:
-        return self.spec.type not in ("Inner", "Semi")
+        return self.spec.type in UNMATCHED
 
     @property
     def select(self) -> str:
@@ -74,7 +103,16 @@ class JoinOperatorKind(OperatorKind):
             return Bounds(join.within, join.within)
         if join.before is not None or join.after is not None:
             return Bounds(join.before or 0, join.after or 0)
-        return Bounds(0, 0) if tuple(event_times) in self.condition.equal else None
+        return Bounds() if tuple(event_times) in self.condition.equal else None
+
+    def results(self) -> TimedResults | None:
+        if not self.needs_all_rows:
+            return None
+        bounds = self.bounds(()) or Bounds()  # without any, it has an equality of event times
+        before, after = bounds.before_us, bounds.after_us
+        of_sides = [((before, after), (after, before))[at] for at in UNMATCHED[self.spec.type]]
+        early, late = (max(us) for us in zip(*of_sides, strict=True))
+        return UnmatchedRows(early, late)
 
     def analysis(self, schemas: Sequence[Schema]) -> JoinAnalysis:
         by_name = dict(zip(self.node.inputs, schemas, strict=True))
@@ -92,10 +130,6 @@ class JoinOperatorKind(OperatorKind):
 
     def check(self, path: str) -> Iterator[Problem]:
         join, where = self.spec, f"{path}.join"
-        if join.type not in BUILT:
-            what = f"a {join.type} join is not supported yet"
-            hint = f"use {' or '.join(BUILT)}, or leave type out"
-            yield Problem(f"{where}.type", NOT_SUPPORTED_YET, what, hint)
         if len(self.node.inputs) != 2:
             what = f"a join has two inputs, not {len(self.node.inputs)}"
             hint = "join two of them, and the result with the next one"
@@ -161,13 +195,17 @@ class JoinOperatorKind(OperatorKind):
         at = self.event_time(analysis, event_times)
         copied = analysis.copies[at] if at is not None else None
         if at is None or copied is None:
-            names = " or ".join(
-                f"{name}.{time}" for name, time in zip(by_name, event_times, strict=True)
-            )
-            why = f"{self.node.name} does not select {names}, an event time"
+            why = self._why_no_event_time(event_times)
             return Stream(analysis.output, None, no_event_time=why)
         ends = streams[copied[0]].at_window_end
         return Stream(analysis.output, analysis.output.names[at], at_window_end=ends)
+
+    def _why_no_event_time(self, event_times: Sequence[str | None]) -> str:
+        name, sides = self.node.name, _EVENT_TIMES.get(self.spec.type, (0,))
+        if not sides:
+            return f"a row of {name}, a {self.spec.type} join, may lack either event time"
+        names = " or ".join(f"{self.node.inputs[at]}.{event_times[at]}" for at in sides)
+        return f"{name} does not select {names}, an event time"
 
     def keys(self, input: int) -> tuple[str, ...]:
         try:

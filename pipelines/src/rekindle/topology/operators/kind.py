@@ -10,12 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from rekindle.errors import Problem
 from rekindle.topology.schema import Field, Schema, is_nested, type_to_ddl
 from rekindle.topology.spec import OperatorSpec
-from rekindle.topology.windows.kind import Windows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,18 @@ class Stream:
     """Whether event time is the end of a window, which is exclusive; None: for some rows only."""
 
 
+class TimedResults(Protocol):
+    """Results of rows of a time, by event time; of windows by their start."""
+
+    def first_complete(self, lacks_us: int) -> int:
+        """The first result that has all its rows, if rows through `lacks_us` may be missing."""
+        ...
+
+    def first_open(self, watermark_us: int) -> int:
+        """The first result that is not written yet."""
+        ...
+
+
 @dataclass(frozen=True)
 class OperatorKind(ABC):
     """An operator that has the field of this kind (`OperatorSpec.KINDS`)."""
@@ -39,6 +50,8 @@ class OperatorKind(ABC):
 
     distributes_rows: ClassVar[bool] = False
     """Whether it always has keys by which rows are distributed."""
+    not_in_id: ClassVar[tuple[str, ...]] = ()
+    """Fields of its spec that have no effect on what is computed, by their names in a resource."""
     inherits_partitions: ClassVar[bool] = False
     """Whether it has the partitions of its input, if it has neither keys nor `partitions`."""
 
@@ -46,6 +59,12 @@ class OperatorKind(ABC):
     def needs_all_rows(self) -> bool:
         """Whether a result without one of its rows would be wrong, and not only be missing: if it
         begins later than the topology, it is told from which event time on it has all rows."""
+        return False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether no epoch is processed without one of its inputs, also if results may be
+        tentative."""
         return False
 
     def check(self, path: str) -> Iterator[Problem]:
@@ -72,8 +91,8 @@ class OperatorKind(ABC):
         """What it does, for a drawing."""
         ...
 
-    def windows(self) -> Windows | None:
-        """The windows whose results are its rows; None: they are not results of windows."""
+    def results(self) -> TimedResults | None:
+        """Which results lack rows; None: what lacks a row of an input is one row of its own."""
         return None
 
     def reach_us(self) -> int:

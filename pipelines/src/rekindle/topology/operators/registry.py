@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rekindle.topology.operators.distinct import DistinctOperatorKind
 from rekindle.topology.operators.join import JoinOperatorKind
 from rekindle.topology.operators.kind import OperatorKind
 from rekindle.topology.operators.sql import SqlOperatorKind
@@ -20,6 +21,7 @@ KINDS: Mapping[str, type[OperatorKind]] = {
     "sql": SqlOperatorKind,
     "window": WindowOperatorKind,
     "join": JoinOperatorKind,
+    "distinct": DistinctOperatorKind,
 }
 """By the field of `OperatorSpec` that says what an operator does."""
 

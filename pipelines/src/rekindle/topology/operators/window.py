@@ -51,11 +51,11 @@ class WindowOperatorKind(OperatorKind):
         keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
         return f"window {windows_of(window).describe()}{keys}: {window.aggregate}"
 
-    def windows(self) -> Windows:
+    def results(self) -> Windows:
         return windows_of(self._window)
 
     def reach_us(self) -> int:
-        return self.windows().reach_us
+        return self.results().reach_us
 
 
 def _output(

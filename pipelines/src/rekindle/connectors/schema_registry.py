@@ -1,0 +1,126 @@
+"""Gets schemas from a registry, by their numbers.
+
+A number means one schema for ever, so a schema that was found is not asked for again. A number that
+the registry does not know may be known later, or at another replica: it is an error of the source,
+not of the value, for all replicas have to drop the same values.
+
+Design: docs/decisions/0062-formats-of-kafka-values.md.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.client import HTTPException, HTTPMessage
+from typing import IO, Any
+from urllib.parse import quote
+
+from rekindle.errors import SourceFailed, SourceRefused
+from rekindle.secret_files import SecretFiles, SecretIncomplete
+from rekindle.topology.avro import InvalidAvroSchema
+from rekindle.topology.kinds.kafka_security import SchemaRegistrySpec
+
+REQUEST_S = 5.0
+_MOST_BYTES = 8 << 20
+_MOST_REFERENCES = 256
+
+
+class SchemaRegistry:
+    """Used by one thread."""
+
+    def __init__(self, spec: SchemaRegistrySpec) -> None:
+        self._url = spec.url.rstrip("/")
+        self._secret = SecretFiles(spec.secret_ref) if spec.secret_ref else None
+        self._where = f"schema registry {self._url}"
+
+    def check(self) -> None:
+        """Raises SourceRefused if its Secret is incomplete, or the registry does not accept it;
+        SourceFailed if it is away."""
+        self._get("/schemas/types")
+
+    def schema(self, number: int) -> tuple[str, tuple[str, ...]]:
+        """A schema, and those whose names it uses, each after those that it uses itself. Raises
+        SourceFailed; InvalidAvroSchema if it is none of Avro."""
+        found = self._get(f"/schemas/ids/{number}")
+        if (kind := found.get("schemaType", "AVRO")) != "AVRO":
+            raise InvalidAvroSchema(f"it is a schema of {kind}")
+        references = dict[str, str]()
+        self._add_references(found, references)
+        return self._text(found), tuple(references.values())
+
+    def _add_references(self, schema: Mapping[str, Any], found: dict[str, str]) -> None:
+        for reference in schema.get("references") or []:
+            name = str(reference.get("name"))
+            if name in found:
+                continue
+            if len(found) == _MOST_REFERENCES:
+                raise InvalidAvroSchema(f"more than {_MOST_REFERENCES} references")
+            subject = quote(str(reference.get("subject")), safe="")
+            inner = self._get(f"/subjects/{subject}/versions/{reference.get('version')}")
+            self._add_references(inner, found)
+            found[name] = self._text(inner)
+
+    def _text(self, found: Mapping[str, Any]) -> str:
+        if not isinstance(text := found.get("schema"), str):
+            raise SourceFailed(f"{self._where}: a response without a schema")
+        return text
+
+    def _get(self, path: str) -> Mapping[str, Any]:
+        """Raises SourceFailed."""
+        try:
+            with self._opener().open(self._request(path), timeout=REQUEST_S) as response:
+                found = json.loads(response.read(_MOST_BYTES))
+        except SecretIncomplete as error:
+            raise SourceRefused(f"{self._where}: {error}") from error
+        except urllib.error.HTTPError as error:
+            raise self._refused(path, error.code) from error
+        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
+            raise SourceFailed(f"{self._where}: {path}: {error}") from error
+        return found if isinstance(found, dict) else {}
+
+    def _refused(self, path: str, status: int) -> SourceFailed:
+        if status in (401, 403):
+            return SourceRefused(
+                f"{self._where} refuses the user: HTTP {status}; correct username and password of "
+                "schemaRegistry.secretRef"
+            )
+        if status == 404:
+            return SourceFailed(
+                f"{self._where} does not have {path}: check schemaRegistry.url, and that the "
+                "schema was not deleted"
+            )
+        return SourceFailed(f"{self._where}: {path}: HTTP {status}")
+
+    def _request(self, path: str) -> urllib.request.Request:
+        headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        if self._secret is not None and self._secret.has("username"):
+            user = f"{self._secret.text('username')}:{self._secret.text('password')}"
+            headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
+        return urllib.request.Request(f"{self._url}{path}", headers=headers)
+
+    def _opener(self) -> urllib.request.OpenerDirector:
+        has_ca = self._secret is not None and self._secret.has("ca.crt")
+        cafile = str(self._secret.path("ca.crt")) if self._secret is not None and has_ca else None
+        context = ssl.create_default_context(cafile=cafile)
+        return urllib.request.build_opener(
+            urllib.request.HTTPSHandler(context=context), _NoRedirects()
+        )
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Another server would be given the password."""
+
+    def redirect_request(
+        self,
+        req: urllib.request.Request,
+        fp: IO[bytes],
+        code: int,
+        msg: str,
+        headers: HTTPMessage,
+        newurl: str,
+    ) -> None:
+        return None
