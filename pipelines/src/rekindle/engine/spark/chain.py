@@ -161,9 +161,12 @@ class SparkChain:
         return State({**state.operators, **begun})
 
     def join_deltas(self, state: State) -> State:
-        shapes = {table: shape for _, table, shape in self._tables()}
-        joined = {t: join_single_deltas(shapes[t], s) for t, s in state.operators.items()}
-        return State(joined)
+        joined = {
+            table: join_single_deltas(shape, states)
+            for _, table, shape in self._tables()
+            if (states := state.operators.get(table)) is not None
+        }
+        return State({**state.operators, **joined})
 
     def folded(self, state: State) -> Mapping[str, pa.Table]:
         """For tests: by table, its rows, in an order that is the same for any layout."""
