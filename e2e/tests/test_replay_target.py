@@ -35,11 +35,11 @@ def test_killed_tasks_replay_what_the_target_allows(
 ) -> None:
     document = _topology()
     with TopologyRun(cluster, document) as run:
-        run.wait_live()
+        run.wait_live(timeout_s=300)
         _wait_left_out(run)
         for _ in range(2):
             run.kill_pod_processes(run.task_pods("storms")[0])
-            wait_for("the loss is seen", lambda: not run.observer.all_live(), 60)
+            wait_for("the loss is seen", lambda: not run.observer.all_live(), 120)
             run.wait_sinks_advance(timeout_s=240)
             _wait_left_out(run)
             assert run.observer.condition_status("Checkpointed") == "True"
