@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -22,16 +23,15 @@ from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_topology
 
-REPLAYS = st.lists(
-    st.builds(
-        Replay,
-        entry=st.integers(-1, 400),
-        epoch_s=st.none() | st.floats(1e-6, 20.0),
-        target_s=st.none() | st.floats(1.0, 500.0),
-    ),
-    min_size=1,
-    max_size=5,
-)
+
+def replays_with(targets: st.SearchStrategy[float | None]) -> st.SearchStrategy[list[Replay]]:
+    speeds = st.none() | st.floats(1e-6, 20.0)
+    replays = st.builds(Replay, st.integers(-1, 400), speeds, targets)
+    return st.lists(replays, min_size=1, max_size=5)
+
+
+REPLAYS = replays_with(st.none()) | replays_with(st.floats(1.0, 500.0) | st.just(math.inf))
+"""No operator has a target, or some have."""
 INTERVALS = st.integers(1, 20)
 EPOCH_S = 0.5  # of a simulated task
 
@@ -71,8 +71,7 @@ def test_a_checkpoint_is_due_at_a_checkpoint_epoch(
     oldest = min(replay.entry for replay in replays)
     assert (due + 1) % interval == 0
     assert due > oldest
-    untargeted = [replace(replay, target_s=None) for replay in replays]
-    if wanted or untargeted == replays:
+    if wanted or replays[0].target_s is None:
         assert due - oldest <= interval, "each checkpoint epoch is used"
 
 
@@ -213,6 +212,20 @@ def test_a_replica_with_a_lent_state_gets_a_checkpoint() -> None:
     run(world, 12)
     assert world.tasks[SUMS].core.status.lent_from is not None
     assert world.tasks[SUMS].phase == "Live"
+
+
+def test_a_partition_that_catches_up_saves_meanwhile() -> None:
+    world = started(None)
+    world.kill(SUMS)
+    run(world, 40)
+    task = world.start_task(SUMS)
+    world.poll_rounds(4)
+    saved = set()
+    while task.state_epoch < world.head:
+        world.work(SUMS, 4)
+        world.poll_rounds(2)
+        saved |= {ref.epoch for ref in task.core.saver.saved()}
+    assert len(saved) > 5
 
 
 def test_a_log_near_its_budget_gets_a_checkpoint() -> None:

@@ -7,7 +7,8 @@ state is saved as rarely as the targets allow.
 
 All partitions save at the same epochs, also if only one of them needs it: a partition is restored
 from an entry at or before the oldest one of its consumers, so saving at different epochs would make
-the replays of its inputs longer.
+the replays of its inputs longer. One that is behind the others also saves when it alone would need
+it.
 
 Paper: CEC (Sebepou and Magoutis 2011), section III-A: the target U of what is replayed; a part of
 the state is all of it.
@@ -16,7 +17,8 @@ Design: docs/design/checkpoints.md#how-often.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
@@ -38,8 +40,8 @@ budget, epochs would be written to the store, or have to be computed again."""
 @dataclass(frozen=True, slots=True)
 class Replay:
     """What a partition that runs would compute again if it restarted: the epochs after `entry`, its
-    newest saved one, each in `epoch_s` (None: not known). `target_s`: how long that may take (None:
-    any time)."""
+    newest saved one, each in `epoch_s` (None: not known). `target_s`: how long that may take
+    (infinite: any time; None: no operator of the topology has a target)."""
 
     entry: int
     epoch_s: float | None
@@ -55,7 +57,7 @@ def next_checkpoint(
         return NO_EPOCH
     oldest = min(replay.entry for replay in replays)
     first = checkpoint_epoch_at_or_after(oldest + 1, interval_epochs)
-    if wanted or all(replay.target_s is None for replay in replays):
+    if wanted:
         return first
     last = min(replay.entry + _max_epochs(replay, interval_epochs) for replay in replays)
     return max(first, (last + 1) // interval_epochs * interval_epochs - 1)
@@ -64,6 +66,8 @@ def next_checkpoint(
 def _max_epochs(replay: Replay, interval_epochs: int) -> int:
     limit = MAX_INTERVALS * interval_epochs
     if replay.target_s is None:
+        return 0
+    if replay.target_s == math.inf:
         return limit
     if replay.epoch_s is None:
         return 0
@@ -85,16 +89,20 @@ def replays_of(
     generation: Generation,
     replicas: Mapping[Partition, list[Task]],
     entries: Mapping[Partition, int],
-) -> Iterator[Replay]:
+) -> dict[Partition, Replay]:
     """Of the partitions in `entries`, which has the epochs of their newest saved entries. A
     partition replays as fast as its slowest replica."""
     topology = generation.topology
     targets = {s.id: replay_target_s(topology, s) for s in topology.segments}
+    without = None if all(target is None for target in targets.values()) else math.inf
+    found = {}
     for partition, entry in entries.items():
-        tasks = replicas.get(partition, ())
+        tasks, target = replicas.get(partition, ()), targets.get(partition.segment)
         epoch_s = [t.response.epoch_mean_s for t in tasks if t.response is not None]
         known = bool(epoch_s) and min(epoch_s) > 0
-        yield Replay(entry, max(epoch_s) if known else None, targets.get(partition.segment))
+        target_s = without if target is None else target
+        found[partition] = Replay(entry, max(epoch_s) if known else None, target_s)
+    return found
 
 
 def wants_checkpoint(tasks: Iterable[Task], generation: Generation, manifest: Manifest) -> bool:

@@ -40,7 +40,7 @@ class DesiredState:
     replicas, the floors of streams, the containment, and which entries must not be committed,
     referred to or restored (`is_refused`). `lacks_entries`: whether a task's partition has had no
     new entry for too long, so that all its replicas save. `next_checkpoint`: the checkpoint epoch
-    from which on partitions save."""
+    from which on the polled task's partition saves."""
 
     graph: Graph
     manifest: Manifest

@@ -92,7 +92,8 @@ class Coordinator:
         # Derived once for each tick, not for each poll.
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
-        self.next_checkpoint = NO_EPOCH  # the epoch at which one is due
+        self.next_checkpoint = NO_EPOCH  # the epoch at which one of all partitions is due
+        self._own_checkpoints: dict[Partition, int] = {}  # ... if there was only that partition
 
     # --- read by the shell ---
 
@@ -423,16 +424,27 @@ class Coordinator:
         self._floors = floors(graph, manifest, self._progress())
         if self._generation is not None:
             self._beginnings.update(self._generation, manifest)
-            self.next_checkpoint = self._next_checkpoint(self._generation, graph, manifest)
+            self._find_next_checkpoints(self._generation, graph, manifest)
 
-    def _next_checkpoint(self, generation: Generation, graph: Graph, manifest: Manifest) -> int:
-        entries = {p: self.committer.newest_entry(p) for p in self._running(graph)}
-        tasks = [t for p in entries for t in self._replicas[p]]
-        return next_checkpoint(
-            list(replays_of(generation, self._replicas, entries)),
-            generation.checkpoint_interval_epochs,
+    def _find_next_checkpoints(
+        self, generation: Generation, graph: Graph, manifest: Manifest
+    ) -> None:
+        entries = {p: self.committer.newest_entry(p) for p in graph.partitions}
+        replays = replays_of(generation, self._replicas, entries)
+        running, interval_epochs = self._running(graph), generation.checkpoint_interval_epochs
+        tasks = [t for p in running for t in self._replicas[p]]
+        self.next_checkpoint = next_checkpoint(
+            [replays[p] for p in running],
+            interval_epochs,
             wanted=wants_checkpoint(tasks, generation, manifest),
         )
+        self._own_checkpoints = {
+            p: next_checkpoint([replay], interval_epochs) for p, replay in replays.items()
+        }
+
+    def _next_checkpoint_of(self, partition: Partition) -> int:
+        """One that catches up has saved less than the others."""
+        return min(self.next_checkpoint, self._own_checkpoints.get(partition, NO_EPOCH))
 
     def _running(self, graph: Graph) -> frozenset[Partition]:
         return running(self._replicas, self.is_suspected) & set(graph.partitions)
@@ -556,7 +568,7 @@ class Coordinator:
             self.committer.is_refused,
             self._stabilizes_in_turn,
             generation.checkpoint_interval_epochs,
-            self.next_checkpoint,
+            self._next_checkpoint_of(task.partition),
         )
         segment = self._segment(slot)
         update = {
@@ -577,7 +589,10 @@ class Coordinator:
         reached = task.response.stable_epoch if task.response else NO_EPOCH
         interval_epochs = self._generation.checkpoint_interval_epochs
         return self.committer.lacks_entries(
-            task.partition, reached, interval_epochs, self.next_checkpoint
+            task.partition,
+            reached,
+            interval_epochs,
+            self._next_checkpoint_of(task.partition),
         )
 
 
