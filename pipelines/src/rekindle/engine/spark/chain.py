@@ -162,8 +162,8 @@ class SparkChain:
 
     def join_deltas(self, state: State) -> State:
         joined = {
-            table: join_single_deltas(shape, states)
-            for _, table, shape in self._tables()
+            table: join_single_deltas(operator.tables[name], states)
+            for operator, name, table in self._tables()
             if (states := state.operators.get(table)) is not None
         }
         return State({**state.operators, **joined})
