@@ -7,7 +7,7 @@ table has the keys of rows that were written.
 `Last`: a row is written unless a later one of its key comes: one with an event time less than
 `within` after it, or with the same one and after it in that order. It is written once no such row
 can come, so it depends on no order of rows with different times. The table has rows that may be
-written; of rows of an epoch those that no other row of it takes the place of.
+written, and those that take the place of others: of each key, epoch and `within` two at most.
 
 A row below the watermark before its epoch is late. Rows are kept for as long as one that is not
 late can be less than `within` away from them, so nothing depends on when they are dropped.
@@ -129,7 +129,7 @@ class DistinctOperator:
         before, after = (self._open_from(watermark) for watermark in (clock[0][1], clock[-1][2]))
         state = tables[ONLY_TABLE]
         if self.keeps_last:
-            state = keep(state, arrived.filter(pa.array(self._last_of_epochs(arrived))))
+            state = keep(state, arrived.filter(pa.array(self._needed_of_epochs(arrived))))
             written = self._closed(state, before, after - 1, lacks_us(tables))
             watermarks = np.array([watermark for _, _, watermark in clock], dtype=np.int64)
             closes = np.searchsorted(watermarks, int64s(written.column(TIME)) + self.within_us)
@@ -188,17 +188,20 @@ class DistinctOperator:
                 of_key.insert(place, time)
         return new
 
-    def _last_of_epochs(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which of the rows that have arrived no other row of their epoch takes the place of."""
+    def _needed_of_epochs(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which of the rows that have arrived are kept: of each key, epoch and interval of
+        `within_us` those with the first and the last time, and of rows with one time the last one.
+        What is between them is less than `within_us` before the last one; and a row of another
+        epoch whose place it takes is so, too, or less than `within_us` before the first one."""
         times, numbers = int64s(rows.column(TIME)), int64s(rows.column(NUMBER))
-        group, epochs = _groups(rows), epochs_of(numbers)
+        group, epochs, interval = _groups(rows), epochs_of(numbers), times // self.within_us
         order = np.lexsort((numbers, times, group, epochs))
-        before, after = order[:-1], order[1:]
-        replaced = (epochs[after] == epochs[before]) & (group[after] == group[before])
-        replaced &= times[after] - times[before] < self.within_us
-        last = np.ones(len(times), dtype=np.bool_)
-        last[before[replaced]] = False
-        return last
+        last_at_time = _differs(order, epochs, group, times)[1:]
+        order = order[last_at_time]
+        bounds = _differs(order, epochs, group, interval)
+        needed = np.zeros(len(times), dtype=np.bool_)
+        needed[order[bounds[:-1] | bounds[1:]]] = True
+        return needed
 
     def _closed(self, state: OperatorState, low: int, high: int, lacks_us: int) -> pa.Table:
         """The rows with times from `low` to `high` that no other row takes the place of, and of
@@ -271,6 +274,15 @@ def open_distinct(
 def _groups(rows: pa.Table) -> Int64s:
     """The number of each row's key."""
     return group_numbers(rows) if rows.num_rows else np.zeros(0, dtype=np.int64)
+
+
+def _differs(order: Int64s, *columns: Int64s) -> npt.NDArray[np.bool_]:
+    """Whether rows, in this order, differ in a column from the one before; and the end."""
+    differs = np.ones(len(order) + 1, dtype=np.bool_)
+    differs[1:-1] = False
+    for column in columns:
+        differs[1:-1] |= column[order[1:]] != column[order[:-1]]
+    return differs
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
