@@ -20,14 +20,14 @@ from rekindle_testing.simulation.topologies import (
     PAYMENTS,
     QUESTIONS,
     VISITS,
-    WITH_STATE,
     Spec,
 )
 from rekindle_testing.simulation.values import Computation, FoldedState, rows_of
 
 pytestmark = pytest.mark.simulated
 
-EPOCHS = 50
+EPOCHS = 40
+SPECS = {"PAYMENTS": PAYMENTS, "QUESTIONS": QUESTIONS, "VISITS": VISITS}
 
 
 class Run:
@@ -48,10 +48,10 @@ class Run:
 
 @cache
 def run_of(name: str) -> Run:
-    return Run({"PAYMENTS": PAYMENTS, "QUESTIONS": QUESTIONS, "VISITS": VISITS}[name])
+    return Run(SPECS[name])
 
 
-@pytest.mark.parametrize("name", ["PAYMENTS", "QUESTIONS", "VISITS"])
+@pytest.mark.parametrize("name", SPECS)
 def test_operators_write_what_plain_python_gives(name: str) -> None:
     assert run_of(name).expected.wrong_rows() == ""
 
@@ -71,7 +71,8 @@ def restore_often(run: Run, operator: str) -> bool:
         if not run.expected.has_state(partition, last.epoch, last.watermark, state):
             return False
         state = run.computation.restored(state, last.epoch)
-        assert digests_of(state) == digests_of(tables)
+        if digests_of(state) != digests_of(tables):
+            return False
     return True
 
 
@@ -113,31 +114,38 @@ def test_a_tentative_row_is_not_contradicted(name: str, operator: str) -> None:
     assert contradictions(run_of(name), operator) == []
 
 
+def is_wrong(name: str) -> bool:
+    return bool(Run(SPECS[name]).expected.wrong_rows())
+
+
 FOUND: Mapping[str, Callable[[], bool]] = {
+    "a row without a match is written 1 us too early": lambda: is_wrong("QUESTIONS"),
     "a row without a match is written while an input is missing": (
         lambda: bool(contradictions(run_of("PAYMENTS"), "settled"))
     ),
+    "matches at the bounds of time are left out": lambda: is_wrong("PAYMENTS"),
     "rows that have matched are not in checkpoints": (
         lambda: not restore_often(run_of("PAYMENTS"), "settled")
     ),
     "rows of a restored table are there twice": (
-        lambda: not restore_often(run_of("VISITS"), "matched")
+        lambda: not restore_often(run_of("PAYMENTS"), "settled")
     ),
+    "two rows of one epoch match twice": lambda: is_wrong("VISITS"),
+    "the watermark behind an operator is not held back": lambda: is_wrong("VISITS"),
+    "sessions that are a gap apart are joined": lambda: is_wrong("VISITS"),
+    "a late row does not join sessions": lambda: is_wrong("VISITS"),
+    "the table of distinct forgets too early": lambda: is_wrong("QUESTIONS"),
+    "a row that is replaced in its epoch replaces none": lambda: is_wrong("PAYMENTS"),
 }
-"""By mutant that a run without faults does not find, what finds it."""
+"""By mutant, what finds it."""
 
 
 @pytest.mark.parametrize("name", STATE_MUTANTS)
 def test_planted_bugs_in_operators_are_found(name: str) -> None:
-    for run in ("PAYMENTS", "QUESTIONS", "VISITS"):
+    for run in SPECS:
         run_of(run)  # as they are without the bug
     with STATE_MUTANTS[name]():
-        found = (
-            FOUND[name]()
-            if name in FOUND
-            else any(Run(spec).expected.wrong_rows() for spec in WITH_STATE)
-        )
-    assert found
+        assert FOUND[name]()
 
 
 def test_a_part_of_the_seeds_has_operators_with_state() -> None:

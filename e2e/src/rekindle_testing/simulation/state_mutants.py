@@ -80,6 +80,8 @@ def _drops_late_rows(intervals: Any) -> Any:
         rows, counts = intervals(epoch, hashes)
         late = rows.column(session_state.LAST).to_numpy() <= epoch._cutoffs.before
         kept = ~(late & (counts > 0))
+        if not kept.any():  # nothing is left to join
+            return rows, counts
         return rows.filter(pa.array(kept)), counts[kept]
 
     return wrong

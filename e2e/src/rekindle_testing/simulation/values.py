@@ -37,7 +37,7 @@ from rekindle_testing.simulation.chains import (
 
 _MAX_ROWS, _KEYS, _NUMBERS = 4, 5, 4
 _STEP_US = 250_000
-_EARLIEST_STEP, _LATEST_STEP = -16, 4
+_EARLIEST_STEP, _LATEST_STEP = -20, 4
 """Of event times, relative to their epoch: some are late."""
 _LAG_EPOCHS = 2
 """So many epochs, or one more, the watermark of a source is behind."""

@@ -21,7 +21,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import (
-    EPOCH,
     SYSTEM_COLUMNS,
     Clock,
     concatenate_epochs,
@@ -280,9 +279,7 @@ class SparkChain:
         span: str,
         complete: bool,
     ) -> tuple[Mapping[str, OperatorState], pa.Table]:
-        evaluate = partial(
-            self._sql_runner.run, what=f"operator {operator.node.name}, {span}"
-        )
+        evaluate = partial(self._sql_runner.run, what=f"operator {operator.node.name}, {span}")
         states, found, missed = run_operator(
             operator, states, rows, clock, self._run_files, evaluate, complete=complete
         )
