@@ -80,7 +80,7 @@ def test_a_secret_is_missing_then_wrong_then_right(
         "format": "json",
         "security": {"sasl": {"mechanism": "PLAIN", "secretRef": "clicks-rekindle"}},
     }
-    sink = {"files": {"url": f"{shared}/clicks/output", "format": "json"}}
+    sink = {"files": {"url": f"{shared}/clicks/output/all", "format": "json"}}
     document = {
         "apiVersion": "rekindle.dev/v1alpha1",
         "kind": "StreamTopology",

@@ -39,13 +39,14 @@ def preempt(
     """`capacity`: before the plan, which has opened no gate."""
     if not plan.waiting or plan.nodes or _capacity_returns(pass_inputs):
         return None
-    missing = missing_of([i for i in inputs if not _is_blocking(i)])
+    inputs = [plan_input for plan_input in inputs if _takes_part(plan_input)]
+    missing = missing_of(inputs)
     waiting_keys = {ranked.key for ranked in plan.waiting} - plan.over_namespace_limit
     waited = {key for i in inputs for key in _needs_that_waited(i)}
     waiting = [q for q in missing.down if q.key in waiting_keys and q.needs <= waited]
     if not waiting:
         return None
-    takeable = [pod for i in inputs if not _is_blocking(i) for pod in _takeable(i, waiting_keys)]
+    takeable = [pod for i in inputs for pod in _takeable(i, waiting_keys)]
     return find_preemption(waiting, missing.pods, takeable, capacity)
 
 
@@ -97,9 +98,11 @@ def _deletion(
     ]
 
 
-def _is_blocking(plan_input: PlanInput) -> bool:
-    running = plan_input.context.running
-    return running is None or running.topology.spec.recovery.mode == "Blocking"
+def _takes_part(plan_input: PlanInput) -> bool:
+    context = plan_input.context
+    if context.running is None or context.view.deleting or context.suspended:
+        return False
+    return context.running.topology.spec.recovery.mode != "Blocking"
 
 
 def _capacity_returns(pass_inputs: PassInputs) -> bool:
@@ -133,6 +136,8 @@ def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[Take
     for state in plan_input.states:
         if _runs(state, context.pass_inputs):
             by_partition.setdefault(partition_key(uid, state.slot), []).append(state)
+    # The state of other tasks would be lost without one; and they may answer tentatively soon.
+    may_take_others = context.report.checkpoint is not None and not _may_go_on(plan_input)
     found = []
     for group, states in by_partition.items():
         of = users[states[0].slot.segment]
@@ -142,7 +147,7 @@ def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[Take
         kept = min(states, key=lambda s: (not _has_been_ready(s), s.slot.replica_index))
         for state in states:
             is_spare = state is not kept and _has_been_ready(kept)
-            if state.pod is None or (not is_spare and context.report.checkpoint is None):
+            if state.pod is None or not (is_spare or may_take_others):
                 continue
             found.append(
                 TakeablePod(
@@ -158,6 +163,21 @@ def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[Take
                 )
             )
     return found
+
+
+def _may_go_on(plan_input: PlanInput) -> bool:
+    """Whether queries that lack an input may not have waited for it for `maxDelay` yet."""
+    context = plan_input.context
+    assert context.running is not None
+    if (max_delay_us := context.running.topology.spec.max_delay) is None:
+        return False
+    pass_inputs = context.pass_inputs
+    after_s = max_delay_us / 1e6 + 2 * pass_inputs.timing.scheduling_timeout_s
+    return any(
+        candidate.pod is None
+        or pass_inputs.snapshot.pod_age_s(candidate.pod, pass_inputs.now) < after_s
+        for candidate in plan_input.candidates.values()
+    )
 
 
 def _runs(state: SlotState, pass_inputs: PassInputs) -> bool:

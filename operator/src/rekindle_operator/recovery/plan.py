@@ -235,9 +235,9 @@ def _choose(
         """Of a set that cannot be packed as a whole, what can be is a plan too."""
         nonlocal left, best, packer
         wanted = [listed[i] for i in sorted(problem.union(chosen))]
+        left -= len(wanted) + len(capacity.nodes)
         if left < 0:
             return False
-        left -= len(wanted) + len(capacity.nodes)
         trial = Packer(capacity)
         is_packed = trial.place_all(wanted)
         best, packer = max(
@@ -245,7 +245,9 @@ def _choose(
         )
         return is_packed
 
-    solve(problem, _EFFORT, accept, best)
+    # Where packing one set takes longer than a plan may take, the greedy result stays.
+    if len(problem.union(best)) + len(capacity.nodes) <= _PACKED:
+        solve(problem, _EFFORT, accept, best)
     return {ordered[q].key for q in best}, packer.placement()
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rekindle.cli.kubernetes_api import add_kubeconfig_arguments
-from rekindle.cli.option_types import kubernetes_name
+from rekindle.cli.option_types import kubernetes_name, number_from, path
 from rekindle.errors import RekindleError
+from rekindle.quantities import parse_quantity
 
 _MAX_EFFORT = 60_000_000
 _PLANS = "rekindle.plans"  # entry points: rekindle-operator has the planner of topologies
@@ -34,17 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-f",
         "--file",
         action="append",
-        type=Path,
+        type=path,
         default=[],
         metavar="FILE",
         help="a StreamTopology in YAML, instead of those of a cluster; with --nodes",
     )
     parser.add_argument(
-        "--nodes", type=Path, metavar="FILE", help="Nodes in YAML: names and status.allocatable"
+        "--nodes", type=path, metavar="FILE", help="Nodes in YAML: names and status.allocatable"
     )
     parser.add_argument(
         "--lose",
-        type=lambda text: [name for name in text.split(",") if name],
+        type=lambda text: [kubernetes_name(name) for name in text.split(",")],
         default=[],
         metavar="NODE,NODE",
         help="as if these nodes were lost",
@@ -60,14 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--instance",
-        type=Path,
+        type=path,
         metavar="FILE.json",
         help='a problem by itself: {"capacity": {RESOURCE: AMOUNT}, "operators": {NAME: {RESOURCE: '
         'COST}}, "queries": {NAME: {"priority": N, "operators": [NAME, ...]}}}',
     )
     parser.add_argument(
         "--effort",
-        type=_effort,
+        type=number_from(0, _MAX_EFFORT),
         default=3_000_000,
         metavar="N",
         help="of the search for an instance, in units of about a microsecond (default: 3000000); "
@@ -75,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-nodes",
-        type=int,
+        type=number_from(0),
         default=1000,
         metavar="N",
         help="nodes of the solver's search tree for an instance, if highspy is installed (default: "
@@ -84,22 +85,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kubeconfig_arguments(parser)
 
 
-def _effort(text: str) -> int:
-    value = int(text)
-    if not 0 <= value <= _MAX_EFFORT:
-        raise argparse.ArgumentTypeError(f"must be from 0 to {_MAX_EFFORT}")
-    return value
-
-
 def _added_nodes(text: str) -> list[dict[str, str]]:
     """`2x4cpu,8Gi,nvidia.com/gpu=1` -> the allocatable resources of two nodes."""
     number, _, each = text.replace("×", "x").partition("x")
     cpu, *rest = each.split(",")
     memory = [part for part in rest if "=" not in part]
     others = dict(part.split("=", 1) for part in rest if "=" in part)
-    if not number.isdigit() or not cpu.endswith("cpu") or len(memory) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: write it like 2x4cpu,8Gi")
-    return [{"cpu": cpu.removesuffix("cpu"), "memory": memory[0], **others}] * int(number)
+    is_number = number.isascii() and number.isdigit() and len(number) <= 4
+    resources = {"cpu": cpu.removesuffix("cpu"), "memory": "".join(memory), **others}
+    if not is_number or not cpu.endswith("cpu") or not _are_quantities(resources.values()):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: write it like 2x4cpu,8Gi")
+    return [resources] * int(number)
+
+
+def _are_quantities(values: Iterable[str]) -> bool:
+    try:
+        return all(parse_quantity(value) >= 0 for value in values)
+    except ValueError:
+        return False
 
 
 def run(args: argparse.Namespace) -> int:
