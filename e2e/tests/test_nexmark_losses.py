@@ -52,7 +52,7 @@ def test_three_lost_nodes_lose_no_rows(
         run.verify(reference)
 
 
-def _lose(run: TopologyRun, victims: Sequence[str]) -> None:
+def _lose(run: TopologyRun, victims: list[str]) -> None:
     run.cluster.kill_nodes(victims)
     run.observer.add_event("lost", ", ".join(victims))
     for _ in victims:
