@@ -14,6 +14,7 @@ more.
 from __future__ import annotations
 
 import argparse
+import base64
 import io
 import json
 import resource
@@ -26,6 +27,7 @@ from typing import Any
 
 import fastavro
 from confluent_kafka import Producer, admin
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from rekindle.connectors.avro_values import PREFIX
 from rekindle.connectors.kafka_source import KafkaSource
@@ -76,7 +78,7 @@ def value_of(format: str, i: int) -> bytes:
     numbers = (i, n, n, n, i % 900, i % 7, i // 60 % 60, i % 60, n, n)
     if format == "csv":
         return CSV_VALUE % numbers
-    if format != "avro":
+    if format in ("json", "raw"):
         return VALUE % numbers
     record = {
         "id": i,
@@ -90,12 +92,33 @@ def value_of(format: str, i: int) -> bytes:
         "at": BEGIN_US + i % 3_600_000_000,
         "session": f"0123456789abcdef-{n:06d}",
     }
+    if format == "protobuf":
+        encoded: bytes = MESSAGE(**record).SerializeToString()
+        return encoded
     data = io.BytesIO()
     fastavro.schemaless_writer(data, PARSED, record)
     return PREFIX.pack(0, 1) + data.getvalue()
 
 
 PARSED = fastavro.parse_schema(AVRO)
+
+
+def message_file() -> descriptor_pb2.FileDescriptorProto:
+    kinds = descriptor_pb2.FieldDescriptorProto
+    types = {"double": kinds.TYPE_DOUBLE, "int": kinds.TYPE_INT32, "boolean": kinds.TYPE_BOOL}
+    made = descriptor_pb2.FileDescriptorProto(name="click.proto", syntax="proto3")
+    message = made.message_type.add(name="Click")
+    for number, (name, type_) in enumerate(FIELDS.items(), 1):
+        default = kinds.TYPE_INT64 if name in ("id", "at") else kinds.TYPE_STRING
+        field = message.field.add(name=name, number=number, label=kinds.LABEL_OPTIONAL)
+        field.type = types.get(str(type_), default)
+    return made
+
+
+FILE = message_file()
+POOL = descriptor_pool.DescriptorPool()
+POOL.Add(FILE)
+MESSAGE = message_factory.GetMessageClass(POOL.FindMessageTypeByName("Click"))
 
 
 class Registry(BaseHTTPRequestHandler):
@@ -132,13 +155,21 @@ def open_topic(
     more: dict[str, Any] = {"timestampColumn": "at"} if format == "raw" else {}
     if format == "avro":
         more["schemaRegistry"] = {"url": registry}
+    schema = SCHEMA
+    if format == "protobuf":
+        files = descriptor_pb2.FileDescriptorSet(file=[FILE])
+        more["protobufDescriptors"] = base64.b64encode(files.SerializeToString()).decode()
+        more["protobufMessage"] = "Click"
+        schema = SCHEMA.replace("at TIMESTAMP", "at BIGINT")
     document = {
         "checkpoint": {"store": f"file://{directory}/store"},
         "sources": [
             {
                 "name": "clicks",
-                "schema": SCHEMA,
-                "eventTime": {"column": "at"},
+                "schema": schema,
+                "eventTime": {"column": "t", "expression": "timestamp_micros(at)"}
+                if format == "protobuf"
+                else {"column": "at"},
                 **(raw if format == "raw" else {}),
                 "kafka": {
                     "bootstrapServers": broker.bootstrap_servers,
@@ -187,7 +218,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=400_000)
     parser.add_argument("--partitions", type=int, default=4)
-    parser.add_argument("--formats", default="json,csv,raw,avro")
+    parser.add_argument("--formats", default="json,csv,raw,avro,protobuf")
     args = parser.parse_args()
     rows = list[Measurement]()
     server = ThreadingHTTPServer(("127.0.0.1", 0), Registry)

@@ -682,6 +682,21 @@ def test_an_edit_back_is_compared_with_what_ran_before(running: ModelCluster) ->
     assert "begin anew: delays (partitions 1 -> 2)" in accepted(running)[1]
 
 
+def test_bad_records_of_a_source_are_an_event_with_an_example(running: ModelCluster) -> None:
+    for name in running.tasks("flights"):
+        running.task_reports[name] = {"badRecords": 2, "badRecord": "offset 7 is no number"}
+    for _ in range(2):
+        running.settle()
+    sources = [source["name"] for source in flights_spec()["sources"]]
+    assert sorted(running.status()["badRecords"]) == sorted(sources)
+    events = [e for e in running.events if e.reason == "BadRecords"]
+    assert sorted(e.note for e in events) == sorted(
+        f"source {name}: records that are no rows are left out, such as offset 7 is no number"
+        for name in sources
+    )
+    assert all(event.warning for event in events)
+
+
 def test_results_that_an_edit_loses_are_in_the_status_and_an_event(running: ModelCluster) -> None:
     missing = {"fromEpoch": 40, "toEpoch": 43, "sinceGeneration": 2, "to": "2013-01-02T00:00:00Z"}
     running.query_reports = {"storm-watch": {"missing": [missing]}}

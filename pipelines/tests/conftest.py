@@ -14,6 +14,11 @@ from spark_parts import StartSession
 from rekindle.directories import cache_root
 from rekindle_testing.embedded.kafka import KafkaBroker, KafkaUnavailable, ensure_kafka
 
+ACCESS_CONTROL = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
 
 @pytest.fixture(scope="session")
 def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
@@ -22,7 +27,8 @@ def kafka_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBrok
         ensure_kafka(print)
     except KafkaUnavailable as error:
         pytest.skip(str(error))
-    with KafkaBroker(tmp_path_factory.mktemp("kafka"), on_progress=print) as broker:
+    directory = tmp_path_factory.mktemp("kafka")
+    with KafkaBroker(directory, ACCESS_CONTROL, on_progress=print) as broker:
         yield broker
 
 

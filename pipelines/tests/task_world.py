@@ -15,6 +15,7 @@ from state_parts import count_state, value_in_state
 
 from rekindle.checkpoints.manifest import Entry
 from rekindle.connectors.input_identity import InputFile
+from rekindle.connectors.sink import EpochSink
 from rekindle.connectors.source import EventTimes, SourceCut, SourceSummary
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.bounds import CallBounds
@@ -149,7 +150,7 @@ class FakeStates:
         return Entry(name, 0, 0, 0, (), {})
 
 
-class MemorySink:
+class MemorySink(EpochSink):
     conflict: str | None = None
     deleted = False  # the file that is in conflict
 

@@ -115,6 +115,16 @@ def test_a_silent_task_shows_for_how_long() -> None:
     assert task.remark == "no response for 1.6 s; alarms: no room on the disk"
 
 
+def test_a_task_shows_what_its_source_has_not_read_and_left_out() -> None:
+    observed = Observed("running")
+    report = observed.status["dataPlane"]["tasks"][0]
+    report |= {"sourceBehind": 1200, "badRecords": 3, "badRecord": "offset 7: no number"}
+    task = view_of(observed).queries[0].segments[1].tasks[0]
+    assert task.remark == (
+        "1,200 offsets behind the end of its topic; 3 bad records, such as offset 7: no number"
+    )
+
+
 def test_a_task_shows_how_far_its_tentative_results_are() -> None:
     observed = Observed("running")
     report = observed.status["dataPlane"]["tasks"][0]

@@ -93,14 +93,16 @@ def topic(
     settings = properties(authority, directory)
     with KafkaBroker(directory / "broker", settings, print, protocols) as broker:
         topic = new_topic(broker)
-        mechanisms = admin.ScramMechanism.SCRAM_SHA_256, admin.ScramMechanism.SCRAM_SHA_512
-        for mechanism in mechanisms:
-            user = admin.UserScramCredentialUpsertion(
-                "alice", admin.ScramCredentialInfo(mechanism, 4096), PASSWORD.encode()
-            )
-            topic.administer(lambda client, user=user: client.alter_user_scram_credentials([user]))
+        for mechanism in (admin.ScramMechanism.SCRAM_SHA_256, admin.ScramMechanism.SCRAM_SHA_512):
+            add_user(topic, mechanism)
         topic.send([{"id": 1}])
         yield topic
+
+
+def add_user(topic: Topic, mechanism: admin.ScramMechanism) -> None:
+    info = admin.ScramCredentialInfo(mechanism, 4096)
+    user = admin.UserScramCredentialUpsertion("alice", info, PASSWORD.encode())
+    topic.administer(lambda client: client.alter_user_scram_credentials([user]))
 
 
 class Secrets:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import io
 import json
 import random
 import time
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import pytest
+from google.protobuf import descriptor_pb2, timestamp_pb2
 from kafka_parts import Topic, new_topic, open_kafka
 from schema_server import SchemaServer
 
@@ -247,6 +250,24 @@ class TestBadRecords:
         assert "offset 2" in found.example
         source.close()
 
+    def test_they_can_be_kept(self, topic: Topic, tmp_path: Path) -> None:
+        topic.send([*rows(0, 1), b'{"id":"x"}'], key=b"k", timestamp=1767225600123)
+        source = open_kafka(topic, onBadRecord="DeadLetter", deadLetters=f"file://{tmp_path}")
+        reach = source.ends(None)
+        found = source.read(reach.start, reach.end)
+        assert (found.table.num_rows, found.dropped) == (1, 1)
+        letter = json.loads(found.dead_letters)
+        assert "id" in letter.pop("error")
+        assert letter == {
+            "topic": topic.name,
+            "partition": 0,
+            "offset": 1,
+            "timestampMs": 1767225600123,
+            "key": "aw==",
+            "value": "eyJpZCI6IngifQ==",
+        }
+        source.close()
+
 
 class TestStart:
     def test_at_the_end(self, topic: Topic) -> None:
@@ -446,6 +467,28 @@ class TestFormats:
                 found = source.read(reach.start, reach.end)
                 assert found.table.column("page").to_pylist() == [None, "abc"]
             assert server.requests == ["/schemas/ids/4", "/schemas/ids/5", "/schemas/ids/5"]
+        source.close()
+
+    def test_protobuf(self, topic: Topic) -> None:
+        times = timestamp_pb2.DESCRIPTOR
+        made = descriptor_pb2.FileDescriptorProto()
+        times.CopyToProto(made)
+        files = descriptor_pb2.FileDescriptorSet(file=[made])
+        at = timestamp_pb2.Timestamp(seconds=5, nanos=7)
+        topic.send([at.SerializeToString(), b"\xff"])
+        source = open_kafka(
+            topic,
+            schema="seconds BIGINT, nanos INT",
+            expression="timestamp_seconds(seconds)",
+            format="protobuf",
+            protobufDescriptors=base64.b64encode(files.SerializeToString()).decode(),
+            protobufMessage="google.protobuf.Timestamp",
+            onBadRecord="Drop",
+        )
+        reach = source.ends(None)
+        found = source.read(reach.start, reach.end)
+        assert found.table.column("nanos").to_pylist() == [7]
+        assert (found.newest_us, found.dropped) == ({"0": 5_000_000}, 1)
         source.close()
 
 

@@ -12,6 +12,7 @@ from rekindle.coordinator.core.report import MAX_CHECKPOINT_PROBLEMS
 from rekindle.protocol import ConsistencyState, TaskPhase, TaskProblem
 from rekindle.report import CheckpointProblemKind, report_json
 from rekindle.task.core.partner import PartnerMessages
+from rekindle.task.core.source import LiveSourceStatus
 from rekindle.topology.model import Slot
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
@@ -56,6 +57,17 @@ def test_tentative_output_is_reported_with_its_newest_epoch() -> None:
     world.poll_rounds(4)
     (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
     assert not {"outputState", "tentativeEpoch", "missingInputs"} & set(task)
+
+
+def test_what_a_source_has_not_read_and_left_out_is_reported() -> None:
+    world = started()
+    slot = Slot("both", 0, 0)
+    status = LiveSourceStatus("clicks", {"0": 5, "1": 2}, 3, "offset 7: no number")
+    world.tasks[slot].core.status.source = status
+    world.poll_rounds(20)
+    (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
+    assert (task["sourceBehind"], task["badRecords"]) == (7, 3)
+    assert task["badRecord"] == "offset 7: no number"
 
 
 def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:

@@ -82,6 +82,38 @@ def test_sql_reads_and_writes_what_distinct_does(start: StartSession, keep: str)
 
 
 @pytest.mark.parametrize("keep", KEEPS)
+def test_keys_and_columns_may_have_any_type_that_sql_gives(start: StartSession, keep: str) -> None:
+    columns = (
+        "CAST(n AS DECIMAL(20, 2)) AS price, CAST(t AS DATE) AS day, CAST(k AS BINARY) AS raw, "
+        "n > 4 AS flag, array(n, 1) AS pair, named_struct('a', n, 'b', array('x')) AS s, t"
+    )
+    typed = f'- {{name: typed, inputs: [rows], sql: "SELECT {columns} FROM rows"}}'
+    once = distinct(keep, "[price, day, raw, flag]").replace("[rows]", "[typed]")
+    compiled = topology(f"{typed}\n{once}", "once", schema=SCHEMA)
+    rows: list[tuple[Any, int]] = [
+        ([("a", 0.0, e % 3, e), ("b", 0.0, e % 2, e)], 2) for e in range(40)
+    ]
+    found = history(rows)
+    chain = SparkChain(compiled.segments[-1], compiled, start("test"))
+    outputs = chain.process(State(), inputs_of(found)).outputs
+    got = [
+        (o.epoch, row["raw"], row["price"], row["pair"], row["s"])
+        for o in outputs
+        for row in o.rows.to_pylist()
+    ]
+    by_key = [
+        ([(f"{k}{n}", d, n, t) for k, d, n, t in of_epoch], marks) for of_epoch, marks in found
+    ]
+    expected = oracle(by_key, keep)[0]
+    assert got == [
+        (epoch, k[0].encode(), n, [n, 1], {"a": n, "b": ["x"]})
+        for epoch, (k, _, n, _) in expected
+        if k
+    ]
+    assert len(got) >= 5
+
+
+@pytest.mark.parametrize("keep", KEEPS)
 def test_bits_do_not_depend_on_epochs_in_a_call_nor_on_cores(
     start: StartSession, keep: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -19,9 +19,10 @@ from rekindle.engine.model import State, table_id
 from rekindle.engine.state import compaction, lookup
 from rekindle.engine.state.compaction import compact_all, join_single_deltas
 from rekindle.engine.state.keeping import numbers_of, slice_of
-from rekindle.engine.state.lookup import between
+from rekindle.engine.state.lookup import Probes, between, find
 from rekindle.engine.state.operator import BEGIN_OF_PANES, OperatorState
 from rekindle.engine.state.reading import read
+from rekindle.engine.state.runs import HASH, NUMBER, TIME, int64s, uint64s
 from rekindle.engine.state.spill import RunFiles
 from rekindle.streams.epochs import END_OF_INPUT
 
@@ -181,3 +182,17 @@ def test_a_hot_key_costs_what_matches(tmp_path: Path) -> None:
     ((found,),) = [found_rows(state, [("a", 10_001, 10_003)])]
     assert [time for _, time, _ in found] == [10_001, 10_002, 10_003]
     assert rows_of([]).num_rows == 0
+
+
+def test_a_row_among_many_of_its_key_and_time_is_found_by_its_number() -> None:
+    epochs = [(e, [("a", 5, n % 6) for n in range(300)]) for e in range(2)]
+    state = after([[epoch] for epoch in epochs], -1000)
+    rows = rows_of(epochs)
+    times, numbers = int64s(rows.column(TIME)), int64s(rows.column(NUMBER))
+    found = find(state, SLICE, Probes(uint64s(rows.column(HASH)), times, times))
+    assert found.lengths.sum() == 600 * 600
+    of_each = found.with_numbers(numbers)
+    assert of_each.lengths.tolist() == [1] * 600
+    assert of_each.probe.tolist() == list(range(600))
+    ((probe, chosen),) = of_each.portions(10_000)
+    assert int64s(of_each.rows(chosen).column(NUMBER)).tolist() == numbers[probe].tolist()

@@ -45,6 +45,9 @@ FULL = Report(
             missing_inputs=("rows",),
             durable_epoch=128,
             untrusted=True,
+            source_behind=7,
+            bad_records=2,
+            bad_record="x",
         )
     },
     queries={
@@ -83,6 +86,9 @@ WRITTEN = {
             "missingInputs": ["rows"],
             "durableEpoch": 128,
             "untrusted": True,
+            "sourceBehind": 7,
+            "badRecords": 2,
+            "badRecord": "x",
         }
     ],
     "queries": [

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from random_histories import histories
 
 from rekindle.protocol import SinkAssignment
+from rekindle.streams.epochs import last_of_group
 from rekindle.task.core.sink import (
     RETRY_CONFLICTS_S,
     CheckConflicts,
@@ -32,7 +33,8 @@ def assigned(query: str = "q", from_epoch: int = FROM) -> SinkAssignment:
 class FakeShell:
     """A log and a sink in memory, which perform the core's calls when a test requests it."""
 
-    def __init__(self, newest_in_sink: int = -1, written_through: int = -1) -> None:
+    def __init__(self, newest_in_sink: int = -1, written_through: int = -1, group: int = 1) -> None:
+        self.group = group  # epochs in a group
         self.core = SinkCore(assigned(), written_through)
         self.now = 0.0
         self.log_last = -1
@@ -56,25 +58,32 @@ class FakeShell:
         match call:
             case OpenSink(after, _):
                 self.opened += 1
-                self.perform(self.core.opened(max(self.newest_in_sink, after), None, self.now))
+                last = max(self.newest_in_sink, after)
+                self.perform(self.core.opened(last, None, self.now, self.group))
             case WriteEpochs(epoch):
-                while epoch <= self.log_last and self.core.may_write(epoch):
-                    self.write(epoch)
-                    epoch += 1
+                while self._may_write_group(last := last_of_group(epoch, self.group)):
+                    self.write(epoch, last)
+                    epoch = last + 1
                 self.perform(self.core.write_ended(self.now))
             case CheckConflicts():
                 self.checks.append(self.now)
                 self.perform(self.core.conflicts_checked(self.conflict, self.now))
 
-    def write(self, epoch: int) -> None:
-        assert self.through is None or epoch <= self.through
-        self.written.append(epoch)
-        self.perform(self.core.epoch_written(epoch, self.conflict, self.now))
+    def _may_write_group(self, last: int) -> bool:
+        return last <= self.log_last and self.core.may_write(last)
+
+    def write(self, epoch: int, last: int) -> None:
+        assert self.through is None or last <= self.through
+        self.written += range(epoch, last + 1)
+        self.perform(self.core.epoch_written(last, self.conflict, self.now))
 
     def write_one_and_fail(self) -> None:
         call = self.call
-        if isinstance(call, WriteEpochs) and self.core.may_write(call.from_epoch):
-            self.write(call.from_epoch)
+        if isinstance(call, WriteEpochs):
+            last = last_of_group(call.from_epoch, self.group)
+            assert last <= self.log_last, "a group is written once the log has all of it"
+            if self.core.may_write(last):
+                self.write(call.from_epoch, last)
         self.fail()
 
     def fail(self) -> None:
@@ -119,27 +128,30 @@ MOVES = histories(
 NEWEST = st.integers(-1, 20)
 
 
-def play(moves: list[str], newest_in_sink: int = -1, written_through: int = -1) -> FakeShell:
-    shell = FakeShell(newest_in_sink, written_through)
+def play(
+    moves: list[str], newest_in_sink: int = -1, written_through: int = -1, group: int = 1
+) -> FakeShell:
+    shell = FakeShell(newest_in_sink, written_through, group)
     for move in moves:
         getattr(shell, move)()
     return shell
 
 
-@given(MOVES, NEWEST, NEWEST)
+@given(MOVES, NEWEST, NEWEST, st.integers(1, 5))
 def test_epochs_are_written_in_order_after_the_newest_one(
-    moves: list[str], newest_in_sink: int, written_through: int
+    moves: list[str], newest_in_sink: int, written_through: int, group: int
 ) -> None:
-    shell = play(moves, newest_in_sink, written_through)
+    shell = play(moves, newest_in_sink, written_through, group)
     first = max(FROM, newest_in_sink + 1, written_through + 1)
     assert shell.written == list(range(first, first + len(shell.written)))
     if shell.written:
         assert shell.core.progress().durable == shell.written[-1]
 
 
-@given(MOVES)
-def test_all_is_written_once_nothing_fails(moves: list[str]) -> None:
-    shell = play(moves)
+@given(MOVES, st.integers(1, 5))
+def test_all_is_written_once_nothing_fails(moves: list[str], group: int) -> None:
+    """In whole groups: the rest waits."""
+    shell = play(moves, group=group)
     shell.end_conflict()
     shell.resume()
     shell.grow()
@@ -149,7 +161,9 @@ def test_all_is_written_once_nothing_fails(moves: list[str]) -> None:
         if shell.core.wake_at is not None:
             shell.now = max(shell.now, shell.core.wake_at)
             shell.perform(shell.core.woken(shell.now))
-    assert shell.core.progress().durable == max(shell.log_last, FROM - 1)
+    whole = shell.log_last - (shell.log_last + 1) % group
+    assert shell.core.progress().durable == max(whole, FROM - 1)
+    assert shell.core.has_written(shell.log_last)
     assert shell.core.problem is None
     assert shell.core.progress().conflict is None
 

@@ -6,18 +6,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from rekindle.connectors.cut_records import CutRecord, Position, encode_cut_record
+from rekindle.connectors.dead_letters import DeadLetters
 from rekindle.connectors.live_source import Reach, SourceRows
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
 from rekindle.engine.bounds import CallBounds
 from rekindle.errors import SourceFailed, StoreError
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
 from rekindle.task.live_inputs import LiveInputs
+from rekindle_testing.waiting import eventually
 
 EPOCH_US = 20_000
 WITHIN_S = 20.0
@@ -71,6 +74,7 @@ class Source:
         self.away = False
         self.most = 10**9  # rows of an epoch
         self.dropped = 0  # records of each range
+        self.letters = b""  # of each range with rows
         self.identity = "topic"
         self.closed = False
 
@@ -83,7 +87,9 @@ class Source:
         self._require()
         numbers = pa.array(range(start["0"], end["0"]), pa.int64())
         newest = {"0": end["0"] - 1} if len(numbers) else {}
-        return SourceRows(end, pa.table([numbers], schema=self.schema), newest, self.dropped)
+        letters = self.letters if newest else b""
+        table = pa.table([numbers], schema=self.schema)
+        return SourceRows(end, table, newest, self.dropped, "", letters)
 
     def read_some(self, start: Position, end: Position) -> SourceRows:
         return self.read(start, {"0": min(end["0"], start["0"] + self.most)})
@@ -317,8 +323,40 @@ def test_dropped_records_are_counted_once(open_inputs: OpenInputs) -> None:
     source.dropped = 2
     inputs = open_inputs(source, records := Records())
     take(inputs, 3)
-    assert inputs.bad_records["clicks"] >= 2
-    assert inputs.bad_records["clicks"] <= 2 * len(records.records)
+    assert inputs.status.bad_records >= 2
+    assert inputs.status.bad_records <= 2 * len(records.records)
+
+
+def test_bad_records_are_kept_before_the_rows_are_released(
+    open_inputs: OpenInputs, tmp_path: Path
+) -> None:
+    """Also where the directory is away at first, and once although two replicas find them."""
+    letters = tmp_path / "letters"
+    letters.write_text("a file in its place")
+    records, source = Records(), Source()
+    source.letters, source.end = b"bad\n", 3
+    kept = [DeadLetters(f"file://{letters}", "clicks", "op", 0, "uid") for _ in range(2)]
+    inputs = open_inputs(source, records, dead_letters=kept[0])
+    eventually(lambda: "deadLetters" in (inputs.problem() or ""), WITHIN_S)
+    assert inputs.take(CallBounds(), 0.05) == []
+    letters.unlink()
+    taken = take(inputs, 5)
+    take(open_inputs(source, records, dead_letters=kept[1]), 5)
+    with_rows = {epoch.epoch for epoch in taken if epoch.num_rows}
+    files = sorted(letters.glob("*.jsonl"))
+    assert with_rows <= {int(path.stem[-12:]) for path in files} <= set(records.records)
+    assert {path.read_bytes() for path in files} == {b"bad\n"}
+
+
+def test_how_far_a_source_is_behind(open_inputs: OpenInputs) -> None:
+    source = Source()
+    source.end, source.most = 100, 1
+    inputs = open_inputs(source, Records())
+    take(inputs, 2)
+    first = inputs.status.behind["0"]
+    assert 0 < first < 100
+    take(inputs, 8)
+    assert inputs.status.behind["0"] < first
 
 
 def test_a_closed_reader_closes_its_source(open_inputs: OpenInputs) -> None:

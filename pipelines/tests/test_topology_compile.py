@@ -142,6 +142,9 @@ def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> N
     assert ids(before) == ids(after)
 
 
+AVRO_SCHEMA = '{"type": "record", "name": "R", "fields": []}'
+
+
 @pytest.mark.parametrize(
     ("change", "same"),
     [
@@ -152,13 +155,24 @@ def test_ids_do_not_depend_on_priority_sink_or_an_operators_own_resources() -> N
         ({"topic": "u"}, False),
         ({"startingOffsets": "Latest"}, False),
         ({"offsetColumn": "o"}, False),
+        ({"security": {"tls": {}}}, True),
+        ({"schemaRegistry": {"url": "http://b", "secretRef": "b-rekindle"}}, True),
+        ({"schemaRegistry": None}, False),
+        ({"avroSchema": AVRO_SCHEMA.replace("R", "Q")}, False),
     ],
 )
 def test_a_topic_is_read_on_after_edits_that_change_no_epoch(
     change: dict[str, Any], same: bool
 ) -> None:
     def with_kafka(**more: Any) -> dict[str, str]:
-        kafka = {"bootstrapServers": "b:9092", "topic": "t", "format": "json", **more}
+        kafka = {
+            "bootstrapServers": "b:9092",
+            "topic": "t",
+            "format": "avro",
+            "avroSchema": AVRO_SCHEMA,
+            "schemaRegistry": {"url": "http://a"},
+            **more,
+        }
         clicks = {k: v for k, v in source().items() if k != "files"} | {"kafka": kafka}
         return ids(compiled(topology_spec([clicks], [sql("a", "s")], [query("q", "a")])))
 

@@ -213,6 +213,7 @@ class TopologyStatus:
     redundancy: str = ""  # live slots of all slots: "3/4"
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     rebalancing: RebalancingEntry | None = None
+    bad_records: tuple[str, ...] = ()  # sources with records that are no rows
     incarnations: Mapping[str, int] = field(default_factory=dict)  # reserved, by slot key
     # By generation: the digest of its accepted generation record, empty if it is not accepted.
     # None: a version of the operator without this list wrote the status.
@@ -233,6 +234,7 @@ def read_topology_status(raw: Mapping[str, Any]) -> TopologyStatus:
         redundancy=_text(raw, "redundancy"),
         recovery=_recovery(_mapping(raw.get("recovery"))),
         rebalancing=_rebalancing(_mapping(raw.get("rebalancing"))),
+        bad_records=_texts(raw, "badRecords"),
         incarnations={
             str(s.get("slot")): incarnation
             for s in _entries(raw, "slots")

@@ -314,6 +314,17 @@ class Contained(_Message):
     disputed_digest: str | None = None
 
 
+class SourceProgress(_Message):
+    """How far a task has read its live source. `behind`: positions (offsets of a topic) that are
+    there, and not read; None: its end is not known yet. `bad_records`: those that were no rows
+    since the task was restored; `example`: one of them, and why."""
+
+    name: str
+    behind: int | None = None
+    bad_records: int = 0
+    example: str = ""
+
+
 class PollResponse(_Versioned):
     task: TaskRef
     boot_id: str
@@ -336,6 +347,7 @@ class PollResponse(_Versioned):
     chained: dict[int, str] = Field(default_factory=dict)
     checkpoints: tuple[EntryRef, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()
+    source: SourceProgress | None = None  # if it is live
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed

@@ -47,6 +47,10 @@ class TaskReport:
     missing_inputs: tuple[str, ...] = ()  # streams without which its output is tentative
     durable_epoch: int | None = None  # that all its sinks have; None: it has no sinks
     untrusted: bool = False  # nobody may read it
+    # Of a live source: the positions (offsets) that are there, and not read; None: not known.
+    source_behind: int | None = None
+    bad_records: int = 0  # of its source, since it was restored
+    bad_record: str = ""  # one of them, and why
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ Path = tuple[str | int, ...]
 _DURATION = "(us|ms|s|m|h|d)"  # a part of the pattern of durations
 _OPTIONAL = 0.25  # chance of a field that is not required
 _MAX_ITEMS = 3
-_UNSUPPORTED = frozenset({"kafka", "python"})
+_UNSUPPORTED = frozenset({"python"})
 """Kinds that are refused; drawn less often, so that a good part of the manifests is valid."""
 _SUPPORTED_WEIGHT = 3
 

@@ -132,7 +132,7 @@ STATE_MUTANTS: Mapping[str, Mutant] = {
     ),
     "the table of distinct forgets too early": replaced(distinct, "forget", _forgets_early),
     "a row that is replaced in its epoch replaces none": replaced(
-        DistinctOperator, "_needed_of_epochs", _drops_what_is_replaced
+        DistinctOperator, "_outermost", _drops_what_is_replaced
     ),
 }
 """To be found by seeds whose topology has such an operator."""

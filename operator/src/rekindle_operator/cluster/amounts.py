@@ -194,6 +194,10 @@ def _combined(
     other: tuple[tuple[str, int], ...],
     combine: Callable[[int, int], int],
 ) -> tuple[tuple[str, int], ...]:
+    if not other and combine is not max:
+        return one  # the common case: most pods request no other resource
+    if len(one) == 1 == len(other) and one[0][0] == other[0][0]:
+        return ((one[0][0], combine(one[0][1], other[0][1])),)
     left, right = dict(one), dict(other)
     names = sorted(left.keys() | right.keys())
     return tuple((name, combine(left.get(name, 0), right.get(name, 0))) for name in names)

@@ -55,6 +55,7 @@ from rekindle_operator.reconcile.planning import (
     with_pods_to_place,
     with_reasons,
 )
+from rekindle_operator.reconcile.preemption import deletions, preempt
 from rekindle_operator.reconcile.rebalancing import (
     GivenUp,
     any_pod_waits,
@@ -89,6 +90,7 @@ from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.misfits import NodeCapacity
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
+from rekindle_operator.recovery.preemption import Preemption
 from rekindle_operator.settings import OperatorSettings
 
 T = TypeVar("T")
@@ -153,8 +155,10 @@ def reconcile_all(
     # 5. Make one plan over all topologies: which queries come back, on which nodes.
     plan = plan_all([n.plan_input for n in needs.values()], capacity)
 
-    # 6. Decide the actions of each topology: status, Events, pods, gates.
-    decisions = topologies.run(lambda found: _decide(found, plan), needs)
+    # 6. Decide what it takes away from what is down, and the actions of each topology: status,
+    # Events, pods, gates.
+    preemption = preempt([n.plan_input for n in needs.values()], plan, capacity, pass_inputs)
+    decisions = topologies.run(lambda found: _decide(found, plan, preemption), needs)
 
     # 7. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
@@ -300,7 +304,7 @@ def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -
     return measure_capacity(pass_inputs, deleted, coordinators)
 
 
-def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
+def _decide(needs: TopologyNeeds, plan: Plan, preemption: Preemption | None) -> TopologyActions:
     """One topology's actions; `schedule` gives them their order."""
     needs = replace(needs, plan_input=with_reasons(needs.plan_input, plan))
     plan_input, coordinator = needs.plan_input, needs.coordinator
@@ -327,6 +331,7 @@ def _decide(needs: TopologyNeeds, plan: Plan) -> TopologyActions:
 
     # 4. Pods that are no longer needed.
     actions += [r.delete for r in replaced if r.delete is not None]
+    actions += deletions(plan_input, preemption)
     actions += end_mislabelled_pods(context)
     if context.suspended:
         actions += suspend_pods(context)

@@ -24,7 +24,11 @@ from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
-from rekindle_operator.reconcile.health import REASON_LIMIT, coordinator_without_node
+from rekindle_operator.reconcile.health import (
+    REASON_LIMIT,
+    bad_records,
+    coordinator_without_node,
+)
 from rekindle_operator.reconcile.phases import QueryChange, query_changes, was_live
 from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState, mislabelled_pods
@@ -92,6 +96,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_recovery(result),
         *_queries(result),
         *_missing_results(result),
+        *_bad_records(result),
         *_start_problems(result),
         *_failing_sidecars(result),
         *_without_node(result),
@@ -335,6 +340,14 @@ def _missing_results(result: PassResult) -> Iterator[EventText]:
                 note = f"query {query.name}: {what}, because generation {since} began anew"
                 dedup_key = f"{query.name} {since} {missing.from_epoch}"
                 yield EventText(_WARNING, "ResultsMissing", "Assess", note, dedup_key)
+
+
+def _bad_records(result: PassResult) -> Iterator[EventText]:
+    for source, example in bad_records(result.context).items():
+        if source not in result.old.bad_records:
+            note = f"source {source}: records that are no rows are left out, such as {example}"
+            dedup_key = f"{source} {result.context.view.generation}"
+            yield EventText(_WARNING, "BadRecords", "Assess", note, dedup_key)
 
 
 def _missing(missing: MissingResults) -> str:

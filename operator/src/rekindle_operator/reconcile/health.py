@@ -322,6 +322,18 @@ def _missing_inputs(
     return ", ".join(found[:_SHOWN_PARTITIONS]) + more
 
 
+def bad_records(context: ReconcileContext) -> dict[str, str]:
+    """Sources of which tasks have left out records, and an example of each."""
+    if context.running is None:
+        return {}
+    sources = {s.id: s.nodes[0] for s in context.running.topology.segments if s.is_source}
+    return {
+        source: report.bad_record
+        for report in context.report.tasks.values()
+        if report.bad_records and (source := sources.get(report.slot.partition("/")[0]))
+    }
+
+
 def _live_within_s(context: ReconcileContext, query: str) -> float:
     """The maximum lag of a live query. Half of it for a query that was not live, so that its state
     does not alternate when the lag is near the limit; an `Unknown` query may have been live."""

@@ -107,8 +107,22 @@ def _replicas_by_partition(
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What the plan is made of. `pods`: what would meet each need of the queries."""
+
+    down: list[DownQuery]
+    pods: dict[str, PodToPlace]
+    spares: list[SpareReplica]
+
+
 def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:
     """One plan over all topologies."""
+    missing = missing_of(inputs)
+    return make_plan(missing.down, missing.pods, missing.spares, capacity)
+
+
+def missing_of(inputs: Sequence[PlanInput]) -> Missing:
     down: list[DownQuery] = []
     pods_to_place: dict[str, PodToPlace] = {}
     spares: list[SpareReplica] = []
@@ -119,7 +133,7 @@ def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:
             _add_whole_topology(plan_input, down, pods_to_place, spares)
         else:
             _add_queries(plan_input, down, pods_to_place, spares)
-    return make_plan(down, pods_to_place, spares, capacity)
+    return Missing(down, pods_to_place, spares)
 
 
 def _add_whole_topology(
@@ -140,7 +154,7 @@ def _add_whole_topology(
         down.append(
             DownQuery(
                 key=(plan_input.context.view.key, ""),
-                priority=sum(_priority(plan_input, q) for q in queries),
+                priority=sum(query_priority(plan_input, q) for q in queries),
                 needs=frozenset(needs),
                 capacity_reservation_is_over=_spares_may_go_first(plan_input, candidates),
             )
@@ -169,7 +183,7 @@ def _add_queries(
     pods_to_place |= {key: c.to_place for key, c in first_replicas.items()}
     for query in topology.spec.queries:
         if needs := _partitions(plan_input, query) & set(first_replicas):
-            priority = _priority(plan_input, query)
+            priority = query_priority(plan_input, query)
             capacity_reservation_is_over = _spares_may_go_first(
                 plan_input, (first_replicas[key] for key in needs)
             )
@@ -194,7 +208,7 @@ def _spares(
     assert plan_input.context.running is not None
     highest_priority: dict[str, int] = defaultdict(int)
     for query in plan_input.context.running.topology.spec.queries:
-        priority = _priority(plan_input, query)
+        priority = query_priority(plan_input, query)
         for key in _partitions(plan_input, query):
             highest_priority[key] = max(highest_priority[key], priority)
     return [
@@ -232,7 +246,7 @@ def _paths(
     return tuple(sorted(found - {frozenset()}, key=sorted))
 
 
-def _priority(plan_input: PlanInput, query: QuerySpec) -> int:
+def query_priority(plan_input: PlanInput, query: QuerySpec) -> int:
     limits = plan_input.context.pass_inputs.settings.limits
     return limits.priority(plan_input.context.view.namespace, query.priority)
 

@@ -27,6 +27,7 @@ from rekindle_operator.reconcile.health import (
     Health,
     QueryHealth,
     ReplicaState,
+    bad_records,
     replica_state,
     without_successors,
 )
@@ -89,6 +90,7 @@ def build_status(
         redundancy=f"{health.live}/{health.slots}",
         recovery=kept,
         rebalancing=rebalancing,
+        bad_records=tuple(bad_records(context)),
         incarnations=incarnations,
         generations=context.generations,
     )
@@ -102,6 +104,7 @@ def build_status(
         "operators": [operator.to_json() for operator in _operators(context, states)],
         "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
         "rebalancing": rebalancing.to_json() if rebalancing is not None else None,
+        "badRecords": list(status.bad_records),
         "slots": [{"slot": slot, "incarnation": n} for slot, n in incarnations.items()],
         "generations": generation_entries(context.generations),
         "checkpoint": _checkpoint(context.report.checkpoint),

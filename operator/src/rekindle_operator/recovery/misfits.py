@@ -38,6 +38,11 @@ class PodToPlace:
     avoid: frozenset[str] = frozenset()  # nodes that did not run pods of its shape
     namespace: str = ""  # whose share of the cluster it takes
 
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """All that a node may refuse it for, but for other replicas of its partition."""
+        return self.requests, self.node_selector, self.tolerations, self.affinity, self.avoid
+
     @classmethod
     def of_pod(cls, pod: PodView, key: str = "", group: str = "", replica: int = 0) -> PodToPlace:
         selector = tuple(sorted(pod.node_selector.items()))

@@ -1,20 +1,23 @@
 """Packing tasks onto nodes. Pure.
 
-What fits on a node is in `misfits`.
+What fits on a node is in `misfits`. Pods that differ only in their identity are compared with each
+node once; after that, only with nodes that have changed.
 
 Design: docs/design/recovery.md#plan, docs/design/recovery.md#gates.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+from heapq import heapify, heappop, heappush
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 
-_SEARCH_STEPS = 2000  # of the exact search that follows when the simple rule fails
+_SEARCH_STEPS = 20_000  # nodes examined by the exact search that follows when the rule fails
 _SEARCH_PODS = 16  # with more pods there is no search
 
 
@@ -49,23 +52,41 @@ class Capacity:
 
     def is_within_shares(self, pods: Iterable[PodToPlace]) -> bool:
         """Whether they are within the shares of their namespaces."""
-        if not self.share_left:
-            return True
-        requested: dict[str, ResourceAmounts] = {}
-        for pod in pods:
-            if pod.namespace in self.share_left:
-                before = requested.get(pod.namespace, ResourceAmounts())
-                requested[pod.namespace] = before + pod.requests
-        return all(
-            self.share_left[namespace].covers(requests) for namespace, requests in requested.items()
-        )
-
-    def fits(self, pod: PodToPlace) -> bool:
-        return any(n.fits(pod) for n in self.nodes.values())
+        return _are_within(self.share_left, pods)
 
     def fits_when_empty(self, pod: PodToPlace) -> bool:
         """Whether some usable node would take the pod if nothing else were on it."""
         return any(n.fits_when_empty(pod) for n in self.nodes.values())
+
+    def fitting(self, pods: Mapping[str, PodToPlace]) -> dict[str, bool]:
+        """Of each, whether some node takes it."""
+        with_replicas = {group for n in self.nodes.values() for group, _ in n.replicas}
+        of_shape: dict[object, bool] = {}
+        found = {}
+        for key, pod in pods.items():
+            shape = pod.shape if pod.group not in with_replicas else (pod.shape, key)
+            if shape not in of_shape:
+                of_shape[shape] = any(n.fits(pod) for n in self.nodes.values())
+            found[key] = of_shape[shape]
+        return found
+
+    def fitting_when_empty(self, pods: Mapping[str, PodToPlace]) -> dict[str, bool]:
+        """Of each, whether some usable node would take it if nothing else were on it."""
+        of_shape: dict[object, bool] = {}
+        for pod in pods.values():
+            if pod.shape not in of_shape:
+                of_shape[pod.shape] = self.fits_when_empty(pod)
+        return {key: of_shape[pod.shape] for key, pod in pods.items()}
+
+
+def _are_within(shares: Mapping[str, ResourceAmounts], pods: Iterable[PodToPlace]) -> bool:
+    if not shares:
+        return True
+    requested: dict[str, ResourceAmounts] = defaultdict(ResourceAmounts)
+    for pod in pods:
+        if pod.namespace in shares:
+            requested[pod.namespace] += pod.requests
+    return all(shares[namespace].covers(requests) for namespace, requests in requested.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,100 +95,205 @@ class Placement:
     nodes: Mapping[str, str]  # pod key -> node
 
 
+_Key = tuple[bool, float, str, int]  # of a candidate: preference, name, version of the node
+
+
+class Packer:
+    """Places pods, each set of them as a whole or not at all. `steps`: nodes that exact searches
+    may examine, of all sets together."""
+
+    def __init__(self, capacity: Capacity, steps: int = _SEARCH_STEPS) -> None:
+        self._allocatable = capacity.allocatable
+        self.nodes = dict(capacity.nodes)
+        self.share_left = dict(capacity.share_left)
+        self._versions = dict.fromkeys(self.nodes, 0)
+        self._changed: list[str] = []  # nodes, in the order of their changes
+        self._candidates: dict[object, _Candidates] = {}
+        self._replicas: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
+        for name, node in self.nodes.items():  # by group: replica, node, zone
+            for group, replica in node.replicas:
+                self._replicas[group].append((replica, name, node.node.zone))
+        self._steps = steps
+        self._sizes: dict[ResourceAmounts, float] = {}
+        self._left = total(map(_room, self.nodes.values()))
+        self.placed: dict[str, str] = {}
+
+    def placement(self) -> Placement:
+        return Placement(
+            Capacity(self.nodes, self._allocatable, dict(self.share_left)), dict(self.placed)
+        )
+
+    def place_all(
+        self,
+        pods: Iterable[PodToPlace],
+        rule: PackingRule = PackingRule.TIGHT,
+        excluded: Collection[str] = (),
+    ) -> bool:
+        """All of the pods, or none. Largest first; if the rule fails, by a bounded search."""
+        ordered = sorted(pods, key=lambda p: (-self._size(p.requests), p.key))
+        if not self._may_fit(ordered):
+            return False
+        rules = [rule] if rule is PackingRule.TIGHT else [rule, PackingRule.TIGHT]
+        if any(self._by_rule(ordered, each, excluded) for each in rules):
+            return True
+        # Without a node for one of them the search would try the others in vain.
+        may = not excluded and len(ordered) <= _SEARCH_PODS
+        if may and all(self._best_node(pod, PackingRule.TIGHT, ()) for pod in ordered):
+            return self._by_search(ordered)
+        return False
+
+    def _size(self, requests: ResourceAmounts) -> float:
+        if requests not in self._sizes:
+            self._sizes[requests] = requests.fraction_of(self._allocatable)
+        return self._sizes[requests]
+
+    def _may_fit(self, pods: Sequence[PodToPlace]) -> bool:
+        """False if more is needed than namespaces or all nodes have left."""
+        if not _are_within(self.share_left, pods):
+            return False
+        return self._left.covers(total(p.requests for p in pods))
+
+    def _by_rule(
+        self, pods: Sequence[PodToPlace], rule: PackingRule, excluded: Collection[str]
+    ) -> bool:
+        undo: list[tuple[PodToPlace, NodeCapacity]] = []
+        for pod in pods:
+            name = self._best_node(pod, rule, excluded)
+            if name is None:
+                for earlier, node in reversed(undo):
+                    self._take_back(earlier, node)
+                return False
+            undo.append((pod, self.nodes[name]))
+            self._put(pod, name)
+        return True
+
+    def _best_node(
+        self, pod: PodToPlace, rule: PackingRule, excluded: Collection[str]
+    ) -> str | None:
+        """In another zone than the partition's other replicas, if one fits there; then without
+        devices that the pod does not need; then the emptiest or fullest."""
+        others = [o for o in self._replicas.get(pod.group, ()) if o[0] != pod.replica]
+        skipped = {node for _, node, _ in others}
+        skipped.update(excluded)
+        taken = {zone for _, _, zone in others if zone}
+        key = rule, pod.shape
+        candidates = self._candidates.get(key)
+        if candidates is None:
+            candidates = self._candidates[key] = _Candidates(pod, rule)
+            candidates.add(self.nodes, self.nodes, self._versions)
+            candidates.seen = len(self._changed)
+        elif candidates.seen < len(self._changed):
+            changed = dict.fromkeys(self._changed[candidates.seen :])
+            candidates.add(changed, self.nodes, self._versions)
+            candidates.seen = len(self._changed)
+        return candidates.best(skipped, taken, self._versions)
+
+    def _put(self, pod: PodToPlace, name: str) -> None:
+        node = self.nodes[name]
+        self._set(name, node.with_pod(pod))
+        self.placed[pod.key] = name
+        self._replicas[pod.group].append((pod.replica, name, node.node.zone))
+        if pod.namespace in self.share_left:
+            self.share_left[pod.namespace] -= pod.requests
+
+    def _take_back(self, pod: PodToPlace, before: NodeCapacity) -> None:
+        self._set(before.node.name, before)
+        del self.placed[pod.key]
+        self._replicas[pod.group].pop()
+        if pod.namespace in self.share_left:
+            self.share_left[pod.namespace] += pod.requests
+
+    def _set(self, name: str, node: NodeCapacity) -> None:
+        self._left = self._left - _room(self.nodes[name]) + _room(node)
+        self.nodes[name] = node
+        self._versions[name] += 1
+        self._changed.append(name)
+
+    def _by_search(self, pods: Sequence[PodToPlace]) -> bool:
+        """Depth-first over nodes; nodes that look the same are tried once."""
+        names = sorted(n for n, node in self.nodes.items() if any(node.fits(p) for p in pods))
+        looks = {
+            n: (self.nodes[n].node.taints, tuple(sorted(self.nodes[n].node.labels.items())))
+            for n in names
+        }
+
+        def descend(index: int) -> bool:
+            if index == len(pods):
+                return True
+            pod, tried = pods[index], set[tuple[object, ...]]()
+            for name in names:
+                self._steps -= 1
+                if self._steps < 0:
+                    return False
+                before = self.nodes[name]
+                signature = (before.free, before.replicas, looks[name])
+                if signature in tried or not before.fits(pod):
+                    continue
+                tried.add(signature)
+                self._put(pod, name)
+                if descend(index + 1):
+                    return True
+                self._take_back(pod, before)
+            return False
+
+        return descend(0)
+
+
+def _room(node: NodeCapacity) -> ResourceAmounts:
+    """What pods may use of it: nothing if it takes no pod any more."""
+    return node.free.clamped() if node.free.pods > 0 else ResourceAmounts()
+
+
+class _Candidates:
+    """The nodes that take pods like one, by zone, the preferred one first."""
+
+    def __init__(self, pod: PodToPlace, rule: PackingRule) -> None:
+        self._pod = replace(pod, key="", group="", replica=0)
+        self._sign = -1.0 if rule is PackingRule.SPREAD else 1.0
+        self._heaps: dict[str, list[_Key]] = {}
+        self.seen = 0  # changes of nodes so far
+
+    def add(
+        self, names: Iterable[str], nodes: Mapping[str, NodeCapacity], versions: Mapping[str, int]
+    ) -> None:
+        """As they are now; earlier entries of a node are void."""
+        pod, sign, is_first = self._pod, self._sign, not self._heaps
+        for name in names:
+            node = nodes[name]
+            if node.fits(pod):
+                left = sign * node.free.cpu_memory_pods_fraction_of(node.node.allocatable)
+                wasteful = node.free.has_devices_besides(pod.requests)
+                heap = self._heaps.setdefault(node.node.zone, [])
+                entry = (wasteful, left, name, versions[name])
+                if is_first:
+                    heap.append(entry)
+                else:
+                    heappush(heap, entry)
+        if is_first:
+            for heap in self._heaps.values():
+                heapify(heap)
+
+    def best(
+        self, skipped: Collection[str], taken: Collection[str], versions: Mapping[str, int]
+    ) -> str | None:
+        """`taken`: zones that come last."""
+        found: tuple[bool, _Key] | None = None
+        for zone, heap in self._heaps.items():
+            set_aside = []
+            while heap and (heap[0][3] != versions[heap[0][2]] or heap[0][2] in skipped):
+                entry = heappop(heap)
+                if entry[3] == versions[entry[2]]:
+                    set_aside.append(entry)
+            if heap and (found is None or (zone in taken, heap[0]) < found):
+                found = zone in taken, heap[0]
+            for entry in set_aside:
+                heappush(heap, entry)
+        return found[1][2] if found is not None else None
+
+
 def pack(
     pods: Iterable[PodToPlace], capacity: Capacity, rule: PackingRule = PackingRule.TIGHT
 ) -> Placement | None:
-    """All of the pods, or None. Largest first; if the rule fails, by a bounded search."""
-    ordered = sorted(pods, key=lambda p: (-p.requests.fraction_of(capacity.allocatable), p.key))
-    if not capacity.is_within_shares(ordered) or not _may_fit(ordered, capacity):
-        return None
-    placement = _by_rule(ordered, capacity, rule)
-    if placement is None and rule is PackingRule.SPREAD:
-        placement = _by_rule(ordered, capacity, PackingRule.TIGHT)
-    if placement is None and len(ordered) <= _SEARCH_PODS:
-        placement = _by_search(ordered, capacity)
-    return placement
-
-
-def _may_fit(pods: Sequence[PodToPlace], capacity: Capacity) -> bool:
-    """False if more is needed than all nodes have left, or no node takes one of the pods."""
-    free = (n.free.clamped() for n in capacity.nodes.values())
-    left = total(f for f in free if f.covers(ResourceAmounts(pods=1)))
-    return left.covers(total(p.requests for p in pods)) and all(capacity.fits(pod) for pod in pods)
-
-
-def _by_rule(pods: Sequence[PodToPlace], capacity: Capacity, rule: PackingRule) -> Placement | None:
-    nodes: dict[str, str] = {}
-    zones = _zones_of_replicas({pod.group for pod in pods}, capacity)
-    for pod in pods:
-        candidates = [n for n in capacity.nodes.values() if n.fits(pod)]
-        if not candidates:
-            return None
-        taken = {zone for replica, zone in zones[pod.group] if replica != pod.replica}
-        best = min(candidates, key=lambda n: _preference(n, pod, taken, rule))
-        nodes[pod.key] = best.node.name
-        zones[pod.group].append((pod.replica, best.node.zone))
-        capacity = capacity.place(pod, best.node.name)
-    return Placement(capacity, nodes)
-
-
-def _zones_of_replicas(
-    groups: Collection[str], capacity: Capacity
-) -> dict[str, list[tuple[int, str]]]:
-    """The replicas of each group that are on nodes, and their zones."""
-    found: dict[str, list[tuple[int, str]]] = {group: [] for group in groups}
-    for on_node in capacity.nodes.values():
-        for group, replica in on_node.replicas:
-            if group in found:
-                found[group].append((replica, on_node.node.zone))
-    return found
-
-
-def _preference(
-    candidate: NodeCapacity, pod: PodToPlace, taken: Collection[str], rule: PackingRule
-) -> tuple[int, int, float, str]:
-    """Another zone than those of the partition's other replicas, `taken`, first; then a node
-    without devices that the pod does not need; then the emptiest or fullest node."""
-    zone = candidate.node.zone
-    same_zone = bool(zone) and zone in taken
-    wasteful = candidate.free.has_devices_besides(pod.requests)
-    left = candidate.free.cpu_memory_pods_fraction_of(candidate.node.allocatable)
-    return (
-        int(same_zone),
-        int(wasteful),
-        -left if rule is PackingRule.SPREAD else left,
-        candidate.node.name,
-    )
-
-
-def _by_search(pods: Sequence[PodToPlace], capacity: Capacity) -> Placement | None:
-    """Depth-first over nodes; nodes that look the same are tried once. Bounded in steps."""
-    steps = 0
-    nodes: dict[str, str] = {}
-
-    def descend(index: int, current: Capacity) -> Capacity | None:
-        nonlocal steps
-        if index == len(pods):
-            return current
-        pod, tried = pods[index], set[tuple[object, ...]]()
-        for name in sorted(current.nodes):
-            candidate = current.nodes[name]
-            signature = (
-                candidate.free,
-                candidate.replicas,
-                candidate.node.taints,
-                tuple(sorted(candidate.node.labels.items())),
-            )
-            if signature in tried or not candidate.fits(pod):
-                continue
-            tried.add(signature)
-            steps += 1
-            if steps > _SEARCH_STEPS:
-                return None
-            nodes[pod.key] = name
-            if (found := descend(index + 1, current.place(pod, name))) is not None:
-                return found
-        return None
-
-    found = descend(0, capacity)
-    return Placement(found, nodes) if found is not None else None
+    """All of the pods, or None."""
+    packer = Packer(capacity)
+    return packer.placement() if packer.place_all(pods, rule) else None

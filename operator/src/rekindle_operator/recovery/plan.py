@@ -1,11 +1,11 @@
 """Which queries come back, in which order, on which nodes. Pure.
 
 To maximise the sum of the priorities of the recovered queries is a set-union knapsack (NP-hard).
-The greedy solution, which may be worth less than the maximum, ranks queries by profit density,
-priority ÷ Σ(cost of a missing partition ÷ number of failed queries that use it), takes the densest
-that fits, and ranks the rest again; it is never worth less than the best single query that fits.
-Here costs are shares of several resources, and "fits" means packed onto nodes. One plan covers all
-topologies; what runs is never moved.
+The greedy solution ranks queries by profit density, priority ÷ Σ(cost of a missing partition ÷
+number of failed queries that use it), takes the densest that fits, and ranks the rest again. Sets
+that are worth more are searched for (`rekindle.knapsack`) under sums that any packing obeys
+(`sums`), and taken if they can be packed. Costs are shares of the resources that are scarce, and
+"fits" means packed onto nodes. One plan covers all topologies; what runs is never moved.
 
 Design: docs/design/recovery.md#plan.
 Paper: Progressive recovery (Su and Zhou 2017), section 5.
@@ -14,15 +14,21 @@ Paper: Progressive recovery (Su and Zhou 2017), section 5.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import fsum, inf
 
+from rekindle.knapsack.greedy import UNIT, Greedy
+from rekindle.knapsack.problem import KnapsackProblem
+from rekindle.knapsack.solve import solve
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.recovery.misfits import Misfits, PodToPlace
-from rekindle_operator.recovery.pack import Capacity, PackingRule, Placement, pack
+from rekindle_operator.recovery.pack import Capacity, Packer, PackingRule, Placement, pack
+from rekindle_operator.recovery.sums import knapsack_of, scarce_resources
 from rekindle_operator.recovery.tentative_start import place_paths
 
+_EFFORT = 100_000  # of the search for a better set, in units of about a microsecond
+_PACKED = 20_000  # pods of all sets that the search tries to pack
 OVER_NAMESPACE_LIMIT = (
     "the namespace has used its share of the cluster, which the administrator limits"
 )
@@ -90,21 +96,28 @@ def make_plan(
     stays waiting fits into what remains (I8). Pods are spread over nodes, unless more spares find
     a node if pods are packed tightly. A spare that finds no node does not change where the other
     spares go."""
-    possible = [q for q in queries if all(capacity.fits(pods[need]) for need in q.needs)]
+    fits = capacity.fitting(pods)
+    possible = [q for q in queries if all(fits[need] for need in q.needs)]
     needed = {need: pods[need] for q in possible for need in sorted(q.needs)}
+    costs = _Costs(pods, capacity)
     if (placement := pack(needed.values(), capacity, PackingRule.SPREAD)) is not None:
-        order = _rank_all(possible, needed, capacity)
+        order = _rank_all(possible, {q.key for q in possible}, costs)
         starts = {q.key for q in possible}
-        waiting = [q for q in queries if q.key not in starts]
     else:
-        order, waiting, placement = _best_greedy(queries, pods, capacity)
+        starts, placement = _choose(possible, needed, capacity, costs)
+        order = _rank_all(possible, starts, costs)
+    waiting = [q for q in queries if q.key not in starts]
     over = frozenset(q.key for q in waiting if not _is_within_shares(q, pods, placement))
     reserving = [q for q in waiting if q.key not in over and not q.capacity_reservation_is_over]
-    missing = {n for q in reserving if _lacks_only_capacity(q, pods, capacity) for n in q.needs}
-    met = {need for q in queries if q not in waiting for need in q.needs}
+    # For a query of which each pod would fit on an empty node, capacity that returns in small parts
+    # is reserved: spares would use it.
+    lacks_only_capacity = capacity.fitting_when_empty(pods)
+    only_capacity = {q.key for q in waiting if all(lacks_only_capacity[n] for n in q.needs)}
+    missing = {need for q in reserving if q.key in only_capacity for need in q.needs}
+    met = {need for q in queries if q.key in starts for need in q.needs}
     may_be_next = [q for q in waiting if q.key not in over]
-    possible_later = [q for q in may_be_next if _lacks_only_capacity(q, pods, capacity)]
-    paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, pods, capacity)
+    possible_later = [q for q in may_be_next if q.key in only_capacity]
+    paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, costs)
 
     def filled(placement: Placement) -> Placement:
         """With the pods that get capacity which it has left."""
@@ -124,7 +137,7 @@ def make_plan(
         final = with_tight if len(with_tight.nodes) > len(final.nodes) else final
     nodes = dict(final.nodes)
     still_missing = {n for q in waiting for n in q.needs if pods[n].key not in nodes}
-    ranked = tuple(_ranked(waiting, still_missing, pods, capacity))
+    ranked = tuple(_ranked(waiting, still_missing, costs))
     misfits = Misfits(final.capacity.nodes)
     wanted = (*pods.values(), *(spare.pod for spare in spares))
     unplaced = {
@@ -136,94 +149,112 @@ def make_plan(
     return Plan(tuple(order), ranked, nodes, over, unplaced)
 
 
+class _Costs:
+    """Of the missing pods: shares of the resources that are scarce for them all; of all resources
+    if none is. What is not scarce costs nothing."""
+
+    def __init__(self, pods: Mapping[str, PodToPlace], capacity: Capacity) -> None:
+        scarce = scarce_resources(pods.values(), capacity)
+        others = tuple((name, 1) for name in sorted(scarce - {"cpu", "memory", "pods"}))
+        cpu, memory, number = (int(name in scarce) for name in ("cpu", "memory", "pods"))
+        kept = ResourceAmounts(cpu, memory, number, others)
+        of_requests = {
+            requests: (requests.restricted_to(kept) if scarce else requests).fraction_of(
+                capacity.allocatable
+            )
+            for requests in {pod.requests for pod in pods.values()}
+        }
+        self.of = {need: of_requests[pod.requests] for need, pod in pods.items()}
+
+
 def _paths_of_next(
-    waiting: Sequence[DownQuery],
-    missing: set[str],
-    pods: Mapping[str, PodToPlace],
-    capacity: Capacity,
+    waiting: Sequence[DownQuery], missing: set[str], costs: _Costs
 ) -> Sequence[frozenset[str]]:
     """Of the waiting query whose turn is next."""
     by_key = {q.key: q for q in waiting}
-    ranking = _ranked(waiting, missing, pods, capacity)
+    ranking = _ranked(waiting, missing, costs)
     return by_key[ranking[0].key].paths if ranking else ()
 
 
 def _rank_all(
-    queries: Sequence[DownQuery], pods: Mapping[str, PodToPlace], capacity: Capacity
+    queries: Sequence[DownQuery], starts: Container[tuple[str, str]], costs: _Costs
 ) -> list[RankedQuery]:
-    """The order that the greedy would take if each query fitted."""
-    missing, remaining, order = set(pods), list(queries), list[RankedQuery]()
-    while remaining:
-        best = _ranked(remaining, missing, pods, capacity)[0]
-        query = next(q for q in remaining if q.key == best.key)
-        remaining.remove(query)
-        missing -= query.needs
-        order.append(best)
-    return order
+    """Those that start, in the order in which the greedy takes them."""
+    ordered = sorted(queries, key=lambda q: q.key)
+    needed = {
+        need: number for number, need in enumerate(sorted({n for q in ordered for n in q.needs}))
+    }
+    problem = KnapsackProblem(
+        [q.priority for q in ordered],
+        [sorted(needed[need] for need in q.needs) for q in ordered],
+        [],
+        [],
+    )
+    steps = Greedy(problem).steps(
+        [int(costs.of[need] * UNIT) for need in needed],
+        place=lambda query, _: ordered[query].key in starts,
+    )
+    return [RankedQuery(ordered[query].key, value) for query, value in steps]
 
 
-def _best_greedy(
-    queries: Sequence[DownQuery], pods: Mapping[str, PodToPlace], capacity: Capacity
-) -> tuple[list[RankedQuery], list[DownQuery], Placement]:
-    """The greedy result, or the one that begins with the best single query, if that is worth more:
-    greedy by density can be arbitrarily far below the optimum of a knapsack. Of equal sums, the one
-    with more queries."""
-    greedy = _greedy(queries, pods, capacity, [])
-    waiting = greedy[1]
-    profit = sum(q.priority for q in queries) - sum(q.priority for q in waiting)
-    for query in sorted(waiting, key=lambda q: (-q.priority, q.key)):
-        if query.priority < profit:
-            break
-        if pack([pods[n] for n in sorted(query.needs)], capacity) is not None:
-            return max(greedy, _greedy(queries, pods, capacity, [query]), key=_worth)
-    return greedy
-
-
-def _worth(result: tuple[list[RankedQuery], list[DownQuery], Placement]) -> tuple[int, int]:
-    """What waits is worth, and how many: less of it is better."""
-    waiting = result[1]
-    return -sum(q.priority for q in waiting), -len(waiting)
-
-
-def _greedy(
+def _choose(
     queries: Sequence[DownQuery],
     pods: Mapping[str, PodToPlace],
     capacity: Capacity,
-    first: Sequence[DownQuery],
-) -> tuple[list[RankedQuery], list[DownQuery], Placement]:
-    """`first`: queries to start before those of the highest density."""
-    missing, remaining, order = set(pods), list(queries), list[RankedQuery]()
-    nodes: dict[str, str] = {}
-    while remaining:
-        by_key = {q.key: q for q in remaining}
-        ahead = [q.key for q in first if q.key in by_key]
-        ranking = _ranked(remaining, missing, pods, capacity)
-        for ranked in sorted(ranking, key=lambda r: r.key not in ahead):
-            query = by_key[ranked.key]
-            placement = pack([pods[n] for n in sorted(query.needs & missing)], capacity)
-            if placement is not None:
-                break
-        else:
+    costs: _Costs,
+) -> tuple[set[tuple[str, str]], Placement]:
+    """Which queries start, and their pods' nodes. The greedy result, with what is worth more: one
+    that begins with the best single query, and sets that the search finds and that can be packed.
+    Of equal sums, the one with more queries."""
+    ordered = sorted(queries, key=lambda q: q.key)
+    listed = list(pods.values())
+    problem = knapsack_of([q.priority for q in ordered], [q.needs for q in ordered], pods, capacity)
+    prices = [int(costs.of[need] * UNIT) for need in pods]
+    greedy = Greedy(problem)
+
+    def packed(first: Sequence[int], packer: Packer) -> tuple[list[int], Packer]:
+        def place(query: int, missing: Sequence[int]) -> bool:
+            return packer.place_all(p for i in missing if (p := listed[i]).key not in packer.placed)
+
+        return greedy.run(prices, first, place), packer
+
+    best, packer = packed([], Packer(capacity))
+    waiting = [q for q in range(len(ordered)) if q not in set(best)]
+    waiting.sort(key=lambda q: -problem.priorities[q])
+    for query in waiting:
+        if problem.priorities[query] < problem.worth(best)[0]:
             break
-        capacity, nodes = placement.capacity, nodes | dict(placement.nodes)
-        missing -= query.needs
-        remaining.remove(query)
-        order.append(ranked)
-    return order, remaining, Placement(capacity, nodes)
+        if pack((listed[i] for i in problem.needs[query]), capacity) is not None:
+            with_single = packed([query], Packer(capacity))
+            best, packer = max((best, packer), with_single, key=lambda of: problem.worth(of[0]))
+            break
+
+    left = _PACKED
+
+    def accept(chosen: Sequence[int]) -> bool:
+        """Of a set that cannot be packed as a whole, what can be is a plan too."""
+        nonlocal left, best, packer
+        wanted = [listed[i] for i in sorted(problem.union(chosen))]
+        left -= len(wanted) + len(capacity.nodes)
+        if left < 0:
+            return False
+        trial = Packer(capacity)
+        is_packed = trial.place_all(wanted)
+        best, packer = max(
+            (best, packer), packed(chosen, trial), key=lambda of: problem.worth(of[0])
+        )
+        return is_packed
+
+    # Where packing one set takes longer than a plan may take, the greedy result stays.
+    if len(problem.union(best)) + len(capacity.nodes) <= _PACKED:
+        solve(problem, _EFFORT, accept, best)
+    return {ordered[q].key for q in best}, packer.placement()
 
 
-def _ranked(
-    queries: Sequence[DownQuery],
-    missing: set[str],
-    pods: Mapping[str, PodToPlace],
-    capacity: Capacity,
-) -> list[RankedQuery]:
+def _ranked(queries: Sequence[DownQuery], missing: set[str], costs: _Costs) -> list[RankedQuery]:
     """Densest first; equal ones by priority, then by cost, so that more of them run, then by name,
     so that every replica agrees."""
-    cost = {
-        need: pods[need].requests.fraction_of(capacity.allocatable) if need in missing else 0.0
-        for need in pods
-    }
+    cost = {need: value if need in missing else 0.0 for need, value in costs.of.items()}
     users = Counter(need for q in queries for need in q.needs)
     scored = [(density(q, cost, users), fsum(cost[n] for n in q.needs), q) for q in queries]
     scored.sort(key=lambda entry: (-entry[0], -entry[2].priority, entry[1], entry[2].key))
@@ -239,14 +270,6 @@ def _is_within_shares(
     )
 
 
-def _lacks_only_capacity(
-    query: DownQuery, pods: Mapping[str, PodToPlace], capacity: Capacity
-) -> bool:
-    """Whether each of its pods would fit on an empty node. For such a query, capacity that returns
-    in small parts is reserved: spares would use it."""
-    return all(capacity.fits_when_empty(pods[need]) for need in query.needs)
-
-
 def _with_spares(
     placement: Placement,
     spares: Sequence[SpareReplica],
@@ -254,18 +277,18 @@ def _with_spares(
     reserved_pods: Sequence[PodToPlace],
 ) -> Placement:
     """`reserved_pods`: what waiting queries miss; no spare takes what one of them may need."""
-    capacity, nodes = placement.capacity, dict(placement.nodes)
-    reserved = _Reserved.of(reserved_pods, capacity)
+    if not spares:
+        return placement
+    packer = Packer(placement.capacity)
+    reserved = _Reserved.of(reserved_pods, placement.capacity)
     for spare in sorted(spares, key=lambda s: (-s.priority, s.pod.replica, s.pod.key)):
         if spare.missing_first_replica and spare.missing_first_replica not in met:
             continue  # a second replica of what has no first
-        if (excluded := reserved.excluded_nodes(spare.pod, capacity)) is None:
-            continue
-        pod = replace(spare.pod, avoid=spare.pod.avoid | excluded) if excluded else spare.pod
-        placed = pack([pod], capacity, PackingRule.SPREAD)
-        if placed is not None:
-            capacity, nodes = placed.capacity, nodes | dict(placed.nodes)
-    return Placement(capacity, nodes)
+        excluded = reserved.excluded_nodes(spare.pod, packer)
+        if excluded is not None:
+            packer.place_all([spare.pod], PackingRule.SPREAD, excluded)
+    placed = packer.placement()
+    return Placement(placed.capacity, {**placement.nodes, **placed.nodes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,17 +322,17 @@ class _Reserved:
             {name: requests for name, requests in by_namespace.items() if requests != nothing},
         )
 
-    def excluded_nodes(self, spare: PodToPlace, capacity: Capacity) -> frozenset[str] | None:
+    def excluded_nodes(self, spare: PodToPlace, packer: Packer) -> frozenset[str] | None:
         """Nodes on which it would use reserved capacity; None: it would on every node."""
         share = self.by_namespace.get(spare.namespace)
-        if share is not None and not capacity.share_left[spare.namespace].covers(
+        if share is not None and not packer.share_left[spare.namespace].covers(
             _plus_reserved(spare.requests, share)
         ):
             return None
         return frozenset(
             name
             for name, requests in self.by_node.items()
-            if not capacity.nodes[name].free.covers(_plus_reserved(spare.requests, requests))
+            if not packer.nodes[name].free.covers(_plus_reserved(spare.requests, requests))
         )
 
 

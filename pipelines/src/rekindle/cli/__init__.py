@@ -23,6 +23,7 @@ COMMANDS = {
     "warm-up": "create the class archive (AppCDS) that halves the start time of Spark",
     "status": "show the queries and tasks of a topology in a cluster",
     "tail": "print the rows of a query with a stream sink as they come",
+    "plan": "choose the queries that are worth the capacity there is",
     "timeline": "draw the history of a topology in a cluster",
 }
 

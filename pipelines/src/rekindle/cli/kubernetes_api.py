@@ -124,6 +124,10 @@ class ClusterReader:
     def nodes(self) -> list[Json]:
         return self._list("/api/v1/nodes")
 
+    def pods(self) -> list[Json]:
+        """Of all namespaces."""
+        return self._list("/api/v1/pods")
+
     def _list(self, path: str, *query: tuple[str, str]) -> list[Json]:
         try:
             return list(self._get(path, query).get("items") or ())

@@ -220,6 +220,10 @@ def _task(name: str, report: TaskReport | None, reserved: int | None, pod: Json)
         remarks.append(f"restored from epoch {restored}")
     if report.tentative_epoch is not None:
         remarks.append(f"tentative through epoch {report.tentative_epoch}")
+    if report.source_behind:
+        remarks.append(f"{report.source_behind:,} offsets behind the end of its topic")
+    if report.bad_records:
+        remarks.append(f"{report.bad_records:,} bad records, such as {report.bad_record}")
     if report.problem:
         remarks.append(report.problem)
     return TaskLine(

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from rekindle.arrow_types import arrow_to_ddl
 from rekindle.topology.avro import (
     ArrayOf,
     AvroField,
@@ -206,7 +207,8 @@ class ColumnBuilder:
                 return self._array(items, target, path)
             case _:
                 kind = type(given).__name__.removesuffix("Of").removesuffix("Name").lower()
-                raise UnreadableSchema(f"field {path}: a {kind} is not read as {target}")
+                wanted = arrow_to_ddl(target)
+                raise UnreadableSchema(f"field {path}: a {kind} is not read as {wanted}")
 
     def _union(self, branches: Sequence[AvroType], target: pa.DataType, path: str) -> AvroColumn:
         values = [b for b in branches if b != Primitive("null")]
@@ -280,8 +282,12 @@ class ColumnBuilder:
         match given:
             case Primitive("string" | "bytes"):
                 return lambda cursors, rows: cursors.skip(rows, cursors.longs(rows, path), path)
-            case Primitive() | Fixed() | Enumeration():
-                return self._read(given, pa.null(), path).read
+            case Fixed(size):
+                return lambda cursors, rows: cursors.skip(rows, np.full(len(rows), size), path)
+            case Primitive():
+                return _primitive(given, path).read
+            case Enumeration(symbols):
+                return _enumeration(symbols, path).read
             case UnionOf(branches):
                 passing = [self._pass(b, path) for b in branches]
                 return lambda cursors, rows: _pass_union(cursors, rows, passing, path)

@@ -66,10 +66,17 @@ class EpochRanges:
     """One definition's view of one query's ranges. Not shared between threads. All methods raise
     SinkRefused if the sink belongs to a newer definition, OSError if it cannot be accessed."""
 
-    def __init__(self, objects: Objects, retry: Retry, query: str, mine: Definition) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        retry: Retry,
+        query: str,
+        mine: Definition,
+        folder: str = EPOCH_RANGES_FOLDER,
+    ) -> None:
         self._objects = objects
         self._retry = retry
-        self._prefix = f"{EPOCH_RANGES_FOLDER}/{query}/"
+        self._prefix = f"{folder}/{query}/"
         self._query = query
         self._mine = mine
         self._held: _Range | None = None

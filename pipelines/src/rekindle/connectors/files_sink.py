@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from rekindle.connectors.epoch_ranges import EPOCH_RANGES_FOLDER, Definition, EpochRanges
 from rekindle.connectors.json_lines import same_lines
 from rekindle.connectors.json_writer import UnencodableValue, encode_lines
-from rekindle.connectors.sink import SinkContext
+from rekindle.connectors.sink import EpochSink, SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.objects import (
     TEMP_DIRECTORY,
@@ -118,7 +118,7 @@ class _Conflict:
     data: bytes
 
 
-class FilesSink:
+class FilesSink(EpochSink):
     """One partition of one query (see the module's docstring); not shared between threads."""
 
     def __init__(
@@ -140,7 +140,7 @@ class FilesSink:
         self._conflicts: dict[int, _Conflict] = {}  # by epoch
         self._first_unkept_conflict = ""  # the name of a file
         self._unkept_conflicts = 0
-        self._objects = _claim(query, spec.url, topology_uid, self._retry)
+        self._objects = claim(f"query {query}: the sink", spec.url, topology_uid, self._retry)
         self._ranges: EpochRanges | None = None
         if definition is not None:
             self._ranges = EpochRanges(self._objects, self._retry, query, definition)
@@ -258,30 +258,31 @@ def _is_root_missing(error: Exception) -> bool:
     return isinstance(error, StoreRootMissing)
 
 
-def _claim(query: str, url: str, topology_uid: str, retry: Retry) -> Objects:
-    """Open the URL for a topology. Raises SinkRefused if it belongs to another."""
+def claim(what: str, url: str, topology_uid: str, retry: Retry) -> Objects:
+    """Open the directory of a topology's output; `what`: for messages. Raises SinkRefused if it
+    belongs to another topology."""
     try:
         objects = open_objects(url)
         marker = retry.run(
             lambda: objects.open_root(MARKER, to_json({"topologyUid": topology_uid}))
         )
     except ConditionIgnored as e:
-        raise SinkRefused(f"query {query}: the sink {e}") from e
+        raise SinkRefused(f"{what} {e}") from e
     except (OSError, ValueError, ImportError) as e:
         reason = getattr(e, "strerror", None) or e  # without the number of the error
         raise SinkRefused(
-            f"query {query}: the sink {url} cannot be opened: {reason}; check the URL, and that "
+            f"{what} {url} cannot be opened: {reason}; check the URL, and that "
             "its directory can be created and written"
         ) from e
     try:
         owner = json.loads(marker)["topologyUid"]
     except (ValueError, KeyError, TypeError) as e:
         raise SinkRefused(
-            f"query {query}: {url}/{MARKER} was not written by Rekindle; use another url"
+            f"{what}: {url}/{MARKER} was not written by Rekindle; use another url"
         ) from e
     if owner != topology_uid:
         raise SinkRefused(
-            f"query {query}: {url} belongs to the topology with uid {owner}, not {topology_uid}; "
+            f"{what}: {url} belongs to the topology with uid {owner}, not {topology_uid}; "
             "use another url, or remove the old output if nobody needs it"
         )
     if isinstance(objects, LocalObjects):

@@ -14,8 +14,9 @@ from __future__ import annotations
 import logging
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -60,6 +61,16 @@ CONSUMER_SETTINGS: Mapping[str, Any] = {
 }
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+
+
+def connection_settings(on_error: Callable[[KafkaError], None]) -> dict[str, Any]:
+    """How all clients report errors, and connect again."""
+    return {
+        "logger": _log,
+        "error_cb": on_error,
+        "reconnect.backoff.max.ms": 1_000,
+        "log.connection.close": False,
+    }
 
 
 Ranges = Mapping[int, tuple[int, int]]
@@ -140,16 +151,10 @@ class TopicClient:
         """Raises TopicRefused."""
         self._settings = _settings(bootstrap_servers, security)
         self._given = bootstrap_servers, security
-        common: dict[str, Any] = {
-            **self._settings,
-            "logger": _log,
-            "error_cb": self._observe,
-            "reconnect.backoff.max.ms": 1_000,
-            "log.connection.close": False,
-        }
+        common = {**self._settings, **connection_settings(self._observe)}
         self._topic = topic
         self._last_error: str | None = None
-        self._refusal: str | None = None  # since the last call that had a result
+        self._refusal: str | None = None  # during the call
         try:
             self._admin = admin.AdminClient(common)
             self._consumer = Consumer({**CONSUMER_SETTINGS, **common})
@@ -169,6 +174,10 @@ class TopicClient:
     def is_outdated(self) -> bool:
         """Whether the Secrets have changed. Raises TopicRefused."""
         return _settings(*self._given) != self._settings
+
+    @property
+    def admin(self) -> admin.AdminClient:
+        return self._admin
 
     def describe(self) -> tuple[str, int]:
         """Id and number of partitions of the topic. Raises TopicUnavailable."""
@@ -223,11 +232,16 @@ class TopicClient:
             )
             return {at.partition: self._result(future).offset for at, future in found.items()}
         except KafkaException as error:
+            if error.args[0].code() == KafkaError.FENCED_LEADER_EPOCH:
+                # A broker has restarted. The client would keep the former leader for minutes.
+                with suppress(KafkaException):
+                    self._admin.list_topics(self._topic, REQUEST_S)
             raise self._unavailable(error) from error
 
     def _result(self, future: Future[_T]) -> _T:
         """Raises KafkaException; TopicRefused as soon as a broker has refused the client, not when
         the request ends."""
+        self._refusal = None  # of another attempt
         while True:
             try:
                 found = future.result(timeout=_POLL_S)
@@ -236,13 +250,13 @@ class TopicClient:
                 if self._refusal is not None:
                     raise TopicRefused(self._refusal) from None
             else:
-                self._refusal = None
                 return found
 
     def read(self, ranges: Ranges, most_bytes: int | None = None) -> dict[int, Records]:
         """The records of [start, end) of each partition, by offset. With `most_bytes` the ranges
         may end before, but not all of them before their first record. Raises TopicUnavailable,
         RecordsRemoved."""
+        self._refusal = None
         given = {p: span for p, span in ranges.items() if span[0] < span[1]}
         self._begin_at({p: start for p, (start, _) in given.items()})
         for partition, held in self._held.items():
@@ -259,7 +273,7 @@ class TopicClient:
                 raise TopicRefused(self._refusal)
             elif time.monotonic() > deadline:
                 raise TopicUnavailable(self._last_error or f"no response for {READ_S:.0f} s")
-        self._last_error = self._refusal = None
+        self._last_error = None
         ends = {p: min(end, self._held[p].next) for p, (_, end) in given.items()}
         if most_bytes is not None:
             ends = self._within(ends, most_bytes)

@@ -27,6 +27,7 @@ from rekindle.connectors.kafka_client import (
     TopicRefused,
     TopicUnavailable,
 )
+from rekindle.connectors.kafka_records import dead_letter
 from rekindle.connectors.live_source import Reach, SourceRows
 from rekindle.connectors.record_values import ValueDecoder, declared_schema
 from rekindle.connectors.schema_registry import SchemaRegistry
@@ -75,9 +76,12 @@ class KafkaSource:
         event_time = _parsed(expression, node.schema, set(names))
         registry = options.schema_registry
         self._registry = SchemaRegistry(registry) if registry is not None else None
-        format = open_format(options, declared_schema(payload, event_time), self._registry)
-        self._values = ValueDecoder(format, payload, event_time)
         self._where = f"source {self._name}: topic {options.topic} at {options.bootstrap_servers}"
+        try:
+            format = open_format(options, declared_schema(payload, event_time), self._registry)
+        except SchemaMismatch as error:
+            raise SchemaMismatch(f"source {self._name}: {error}") from error
+        self._values = ValueDecoder(format, payload, event_time)
         memory = context.memory or plan_memory()
         self._epoch_bytes = memory.epoch_bytes
         self._connect = connect
@@ -96,13 +100,19 @@ class KafkaSource:
         try:
             if self._options.security is not None:
                 self._describe_if_due()
+        except SourceRefused:
+            self.close()
+            raise
+        except SourceFailed as error:
+            _log.warning("%s", error)
+        try:
             if self._registry is not None:
                 self._registry.check()
         except SourceRefused as error:
             self.close()
-            raise error
+            raise SourceRefused(f"{self._where}: {error}") from error
         except SourceFailed as error:
-            _log.warning("%s", error)
+            _log.warning("%s: %s", self._where, error)
 
     @property
     def _client(self) -> TopicClient:
@@ -161,6 +171,7 @@ class KafkaSource:
             frozenset(str(p) for p in own if end[p] >= ends[p]),
             self._topic_id,
             frozenset(str(p) for p, offset in written.items() if offset > ends[p]),
+            {str(p): ends[p] for p in own},
         )
 
     def _starts(self, new: Sequence[int], is_first: bool) -> dict[int, int]:
@@ -242,7 +253,10 @@ class KafkaSource:
             ) from error
         counts = {p: len(found[p].messages) for p in sorted(found)}
         messages = [message for p in counts for message in found[p].messages]
-        decoded = self._values.decode([message.value() for message in messages])
+        try:
+            decoded = self._values.decode([message.value() for message in messages])
+        except SourceFailed as error:  # of the registry
+            raise type(error)(f"{self._where}: {error}") from error
         bad = dict(decoded.bad)
         rows = self._table(decoded.rows, messages, bad)
         example = self._bad(messages, bad)
@@ -253,7 +267,7 @@ class KafkaSource:
         if bad:
             rows = rows.filter(kept)
         read_to = {str(p): records.end for p, records in found.items()}
-        return SourceRows(read_to, rows, newest, len(bad), example)
+        return SourceRows(read_to, rows, newest, len(bad), example, self._dead(messages, bad))
 
     def waiting_for(self) -> str:
         return f"topic {self._options.topic} at {self._options.bootstrap_servers}"
@@ -271,8 +285,17 @@ class KafkaSource:
         where = f"partition {messages[at].partition()}, offset {messages[at].offset()}"
         example = f"{self._where}, {where}: {bad[at]}"
         if self._options.on_bad_record == "Fail":
-            raise SchemaMismatch(f"{example}; set onBadRecord: Drop to go on without such records")
+            raise SchemaMismatch(
+                f"{example}; set onBadRecord: Drop to go on without such "
+                "records, or DeadLetter to keep them elsewhere"
+            )
         return example
+
+    def _dead(self, messages: Sequence[Message], bad: Mapping[int, str]) -> bytes:
+        """The bad records as JSON lines, if they are to be kept."""
+        if self._options.on_bad_record != "DeadLetter":
+            return b""
+        return b"".join(dead_letter(messages[at], bad[at]) for at in sorted(bad))
 
     def _table(
         self, decoded: pa.RecordBatch, messages: Sequence[Message], bad: dict[int, str]

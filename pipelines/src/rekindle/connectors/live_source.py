@@ -10,7 +10,7 @@ Design: docs/decisions/0058-planned-cuts.md.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,26 +23,35 @@ class Reach:
     """How far one epoch may read. `start`: where it begins, also for splits that are new; `end`:
     at least `start`. `caught_up`: splits of which nothing more can be read after `end`. `identity`:
     what the positions are of; another topic or table of the same name has another one. `pending`:
-    splits with rows that cannot be read yet, as of an open transaction; they are not idle."""
+    splits with rows that cannot be read yet, as of an open transaction; they are not idle.
+    `available`: how far all can be read that is there, if `end` is before it."""
 
     start: Position
     end: Position
     caught_up: frozenset[str]
     identity: str = ""
     pending: frozenset[str] = frozenset()
+    available: Position = field(default_factory=dict, compare=False)
+
+    def behind(self, position: Position) -> dict[str, int]:
+        """How many positions are there that `position` has not passed, by split."""
+        ends = {**self.end, **self.available}
+        return {split: max(0, end - position.get(split, end)) for split, end in ends.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
     """The rows of a range, which ends at `end`, by split and position. `newest_us`: the newest
     event time of each split that has any in the range, microseconds UTC. `dropped`: how many
-    records of the range are no rows; `example`: one of them, and why."""
+    records of the range are no rows; `example`: one of them, and why. `dead_letters`: all of them
+    as JSON lines, if they are to be kept (`rekindle.connectors.dead_letters`)."""
 
     end: Position
     table: pa.Table
     newest_us: Mapping[str, int]
     dropped: int = 0
     example: str = ""
+    dead_letters: bytes = b""
 
 
 class LiveSource(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
@@ -75,6 +75,14 @@ def open_live_source(
     )
 
 
+class SinkSettings(TypedDict, total=False):
+    """Fields of `SinkContext` that not every sink needs."""
+
+    event_time: str | None
+    epoch_interval_us: int
+    store: str | None
+
+
 def open_sink(
     query: str,
     spec: SinkSpec,
@@ -82,14 +90,17 @@ def open_sink(
     topology_uid: str,
     schema: pa.Schema,
     definition: Definition | None = None,
+    **context: Unpack[SinkSettings],
 ) -> Sink:
-    """The sink of `query` for rows of `schema`. Raises SinkRefused if its URL belongs to
-    another topology."""
+    """The sink of `query` for rows of `schema`; `context`: of `SinkContext`. Raises SinkRefused if
+    its URL belongs to another topology."""
     kind, options = spec.kind
     opener: OpenSink | None = connector(type(options))
     if opener is None:
         raise SinkRefused(f"query {query}: sinks of kind {kind} are not supported yet")
-    return opener(options, SinkContext(query, partition, topology_uid, schema, definition))
+    return opener(
+        options, SinkContext(query, partition, topology_uid, schema, definition, **context)
+    )
 
 
 def connector(options: type[SourceOptions | SinkOptions]) -> Callable[..., Any] | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rekindle.connectors.sink import SinkContext
+from rekindle.connectors.sink import EpochSink, SinkContext
 from rekindle.streams.epochs import NO_EPOCH, EpochBatch
 from rekindle.topology.kinds.stream import StreamSinkSpec
 
@@ -21,7 +21,7 @@ def open_sink(options: StreamSinkSpec, context: SinkContext) -> StreamSink:
     return StreamSink(context)
 
 
-class StreamSink:
+class StreamSink(EpochSink):
     """Implements `rekindle.connectors.sink.Sink`. There is no external system: the caller, which
     has the log, knows which epochs are stored."""
 

@@ -41,5 +41,15 @@ def open_format(
             return RawValues(declared)
         case "avro":
             return AvroValues(declared, options.avro_schema, registry)
+        case "protobuf":
+            # Imported on first use: a source of another format does not need the library.
+            from rekindle.connectors.protobuf_values import ProtobufValues
+
+            return ProtobufValues(
+                declared,
+                options.protobuf_descriptors or "",
+                options.protobuf_message or "",
+                has_prefix=registry is not None,
+            )
         case _:
             assert_never(options.format)

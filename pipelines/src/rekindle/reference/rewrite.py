@@ -103,7 +103,8 @@ def _read_from(source: SourceSpec, directory: Path, paths: dict[str, str]) -> So
 
 
 def _write_to(query: QuerySpec, directory: Path) -> QuerySpec:
-    format = query.sink.files.format if query.sink.files is not None else "parquet"
+    given = (options for options in query.sink.kinds.values() if options is not None)
+    format = next((options.format_of_files for options in given), "parquet")
     url = f"file://{os.path.normpath(directory.absolute())}/{query.name}"
     sink = {"files": {"url": url, "format": format}}
     return query.model_copy(update={"sink": type(query.sink).model_validate(sink)})

@@ -28,6 +28,12 @@ NO_EPOCH = -1
 """The epoch before the first one: "nothing yet"."""
 
 
+def last_of_group(epoch: int, epochs_per_commit: int) -> int:
+    """The last epoch of the group that has `epoch`, where a sink makes so many epochs durable at
+    once. Each checkpoint epoch ends a group, if their number divides that of the interval."""
+    return epoch - epoch % epochs_per_commit + epochs_per_commit - 1
+
+
 class BatchKind(StrEnum):
     """The kind of a batch (DPC); only STABLE ones are acknowledged, checkpointed and digested."""
 

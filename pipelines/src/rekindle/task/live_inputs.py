@@ -29,7 +29,8 @@ from rekindle.connectors.cut_records import (
     decode_cut_record,
     encode_cut_record,
 )
-from rekindle.connectors.live_source import LiveSource, SourceRows
+from rekindle.connectors.dead_letters import DeadLetters
+from rekindle.connectors.live_source import LiveSource, Reach, SourceRows
 from rekindle.connectors.planned_cuts import (
     CreateRecord,
     CutsOvertaken,
@@ -45,7 +46,7 @@ from rekindle.engine.bounds import CallBounds, CallBuilder
 from rekindle.errors import SourceFailed, StoreError
 from rekindle.protocol import Upstream
 from rekindle.streams.epochs import NO_WATERMARK, EpochInput
-from rekindle.task.core.source import released_epoch, released_in_s
+from rekindle.task.core.source import LiveSourceStatus, released_epoch, released_in_s
 from rekindle.task.inputs import Clock
 from rekindle.workers import CallTimer, Worker
 
@@ -95,6 +96,7 @@ class LiveInputs:
         epoch_interval_us: int,
         clock: Clock = time.time,
         read_ahead_bytes: int = 32 << 20,
+        dead_letters: DeadLetters | None = None,
     ) -> None:
         self._name = name
         self._source = source
@@ -106,6 +108,7 @@ class LiveInputs:
         self._epoch_interval_us = epoch_interval_us
         self._clock = clock
         self._read_ahead_bytes = read_ahead_bytes
+        self._dead_letters = dead_letters
         self._changed = threading.Condition()
         self._ready: deque[_Planned] = deque()
         self._ready_bytes = 0
@@ -122,8 +125,8 @@ class LiveInputs:
         self._backoff = Backoff(RETRY)
         self._proposed: tuple[Position, Position, SourceRows] | None = None
         self._to_read: CutRecord | None = None  # adopted, and its rows are not read yet
-        self.bad_records = {name: 0}
-        """By the source's name: how many of its records were dropped."""
+        self._reach: Reach | None = None  # the newest
+        self.status = LiveSourceStatus(name)
         self._worker = Worker("cuts", self._plan)
         self._worker.start()
 
@@ -248,7 +251,8 @@ class LiveInputs:
                 case ReadRecord(first):
                     self._cuts.record_read(self._record_of_chain(first), time.monotonic())
                 case FindEnds(after):
-                    self._cuts.ends_found(self._source.ends(after), self.head())
+                    self._reach = self._source.ends(after)
+                    self._cuts.ends_found(self._reach, self.head())
                 case ReadRows(start, end):
                     found = self._source.read_some(start, end)
                     self._proposed = (start, found.end, found)
@@ -288,13 +292,18 @@ class LiveInputs:
             found = SourceRows(record.end, self._source.schema.empty_table(), {})
         else:
             found = self._rows(record)
+        if found.dead_letters and self._dead_letters is not None:
+            self._dead_letters.put(record.first, found.dead_letters)
         # Not before: while the source is away, others' records are looked for, which succeeds.
         self._failure = None
         self._backoff.succeeded()
         self._worker.progressed()
         if found.dropped:
-            self.bad_records[self._name] += found.dropped
+            self.status.bad_records += found.dropped
+            self.status.example = found.example or self.status.example
             _log.warning("%d records dropped, such as %s", found.dropped, found.example)
+        if self._reach is not None:
+            self.status.behind = self._reach.behind(record.end)
         with self._changed:
             self._changed.wait_for(
                 lambda: (

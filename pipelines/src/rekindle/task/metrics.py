@@ -95,6 +95,7 @@ class TaskCollector(Collector):
             text, query = "Newest durable epoch of a sink", sink.assigned.query
             yield self._gauge("rekindle_task_sink_epoch", text, sink.durable, query=query)
         yield self._dropped_rows()
+        yield from self._behind()
 
     def _dropped_rows(self) -> Metric:
         labels = [*self._labels, "operator", "reason"]
@@ -104,9 +105,17 @@ class TaskCollector(Collector):
             # The label `untimed`: rows whose event time is NULL.
             for reason, count in (("late", rows.late), ("untimed", rows.null_event_time)):
                 counter.add_metric([*self._labels.values(), operator, reason], count)
-        for source, count in self._core.status.bad_records.items():
-            counter.add_metric([*self._labels.values(), source, "bad"], count)
+        if (source := self._core.status.source) is not None:
+            counter.add_metric([*self._labels.values(), source.name, "bad"], source.bad_records)
         return counter
+
+    def _behind(self) -> Iterator[Metric]:
+        if (source := self._core.status.source) is None:
+            return
+        text = "Positions of a live source that are there, and not read"
+        for split, behind in sorted(source.behind.items()):
+            name = "rekindle_task_source_behind"
+            yield self._gauge(name, text, behind, source=source.name, split=split)
 
     def _gauge(self, name: str, text: str, value: float, **labels: str) -> Metric:
         every = {**self._labels, **labels}

@@ -422,7 +422,15 @@ class TaskRuntime:
             assigned.definition, assigned.generation, assigned.from_epoch, interval_epochs
         )
         return open_sink(
-            assigned.query, assigned.sink, config.ref.partition, config.uid, schema, definition
+            assigned.query,
+            assigned.sink,
+            config.ref.partition,
+            config.uid,
+            schema,
+            definition,
+            event_time=config.topology.nodes[config.segment.nodes[-1]].event_time,
+            epoch_interval_us=config.epoch_interval_us,
+            store=config.topology.spec.checkpoint.store,
         )
 
     # -- status ----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ Design: docs/design/exactly-once.md#sinks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from queue import SimpleQueue
 
@@ -19,6 +19,7 @@ import pyarrow as pa
 from rekindle.connectors.sink import Sink
 from rekindle.errors import BelowFloor, RekindleError
 from rekindle.protocol import SinkAssignment
+from rekindle.streams.epochs import EpochBatch, last_of_group
 from rekindle.streams.log import OutputLog
 from rekindle.task.core.messages import CallSink, StopSink, TaskEffect
 from rekindle.task.core.sink import CheckConflicts, OpenSink, SinkCore, SinkEffect, WriteEpochs
@@ -48,7 +49,7 @@ class SinkWriter:
         self.assigned = assigned
         self._process = process
         self._query = assigned.query
-        self._calls = CallTimer()
+        self._calls = CallTimer(why=f"{assigned.sink.waits_for} does not respond")
         self._log = log
         self._open = open_sink
         self._sink: Sink | None = None
@@ -85,6 +86,8 @@ class SinkWriter:
                 self._report(SinkCore.call_abandoned)
         while (call := self._requests.get()) is not None and not self._stopping:
             self._perform(call)
+        if self._sink is not None:
+            self._sink.close()
 
     def _report(self, happened: Callable[[SinkCore, float], list[SinkEffect]]) -> None:
         reported = partial(self._process.core.sink_reported, self.assigned, happened)
@@ -125,23 +128,42 @@ class SinkWriter:
             sink = self._sink = self._sink or self._open(self.assigned, self._log.schema)
             last = sink.last_epoch(call.after)
             first = sink.first_epoch() if call.read_first_epoch else None
-        self._report(lambda sink, now: sink.opened(last, first, now))
+        group = sink.epochs_per_commit
+        self._report(lambda core, now: core.opened(last, first, now, group))
 
     def _write(self, sink: Sink, from_epoch: int) -> None:
         next_epoch = from_epoch
         try:
-            for batch in self._log.read(from_epoch, READ_BYTES):
-                if not self._may_write(batch.epoch):
-                    break
+            for batch in self._batches(from_epoch, sink.epochs_per_commit):
                 with self._calls.during(f"query {self._query}: writing epoch {batch.epoch}"):
                     sink.write(batch)
-                self._written(batch.epoch, sink.conflict)
+                    if ends := batch.epoch == last_of_group(batch.epoch, sink.epochs_per_commit):
+                        sink.commit(batch.epoch)
+                if ends:
+                    self._written(batch.epoch, sink.conflict)
                 next_epoch = batch.epoch + 1
+            if next_epoch % sink.epochs_per_commit:
+                sink.discard()
         except BelowFloor as error:
             raise BelowFloor(
                 f"query {self._query} has not written epoch {next_epoch}: {error}"
             ) from error
         self._report(SinkCore.write_ended)
+
+    def _batches(self, from_epoch: int, epochs_per_commit: int) -> Iterator[EpochBatch]:
+        """About `READ_BYTES` of what the log holds, in whole groups. A group that may not be
+        written any more ends within."""
+        at = from_epoch
+        while last_of_group(at, epochs_per_commit) <= self._log.last:
+            portion = self._log.read(at, READ_BYTES)
+            for batch in portion:
+                last = last_of_group(batch.epoch, epochs_per_commit)
+                if last > self._log.last or not self._may_write(last):
+                    return
+                yield batch
+            at = portion[-1].epoch + 1
+            if at % epochs_per_commit == 0:
+                return
 
     def _written(self, epoch: int, conflict: str | None) -> None:
         self._report(lambda sink, now: sink.epoch_written(epoch, conflict, now))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rekindle.checkpoints.fetching import Fetch
+from rekindle.connectors.dead_letters import DeadLetters
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
 from rekindle.connectors.registry import open_live_source, open_source
 from rekindle.connectors.source import EventTimes, ReplayableSource
@@ -272,9 +273,16 @@ class Startup:
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
             read_ahead_bytes=config.memory.read_ahead_bytes,
+            dead_letters=self._dead_letters(node, spec),
         )
-        self._process.core.status.bad_records = self._source.bad_records
+        self._process.core.status.source = self._source.status
         return self._source
+
+    def _dead_letters(self, node: Node, spec: SourceSpec) -> DeadLetters | None:
+        config, url = self._config, spec.kind[1].output_url
+        if url is None:
+            return None
+        return DeadLetters(url, node.name, node.id, config.ref.partition, config.uid)
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config

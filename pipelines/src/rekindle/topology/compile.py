@@ -82,8 +82,7 @@ def _node_id(node: SourceSpec | OperatorSpec, stream: Stream, inputs: Sequence[s
     definition = node.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     if isinstance(node, SourceSpec):
         kind, options = node.kind
-        for name in options.not_in_id:
-            definition[kind].pop(options.name_of(name), None)
+        options.remove_fields_of_new_pods(definition[kind])
     else:
         for field, of_kind in KINDS.items():
             for name in of_kind.not_in_id:

@@ -21,9 +21,10 @@ from pydantic_core import ErrorDetails
 from rekindle.errors import InvalidTopology, Problem
 from rekindle.names import API_VERSION, KIND
 from rekindle.topology.documents import Document, read_documents
+from rekindle.topology.durations import DURATION_UNITS_REQUIRED
 from rekindle.topology.kinds.base import FIELDS_BELOW, Spec, spec_in
 from rekindle.topology.problems import nearest
-from rekindle.topology.spec import DURATION_UNITS_REQUIRED, TopologySpec
+from rekindle.topology.spec import TopologySpec
 from rekindle.topology.unparsable_fields import (
     field_at,
     field_path,

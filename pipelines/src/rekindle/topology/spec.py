@@ -11,41 +11,30 @@ Design: docs/design/compilation.md#resource.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationInfo, model_validator
 
+from rekindle.topology.durations import Duration, read_duration
 from rekindle.topology.kinds.base import SinkOptions, SourceOptions, Spec
 from rekindle.topology.kinds.files import FilesSinkSpec, FilesSourceSpec
 from rekindle.topology.kinds.generator import GeneratorSourceSpec
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
+from rekindle.topology.kinds.kafka_sink import KafkaSinkSpec
 from rekindle.topology.kinds.stream import StreamSinkSpec
-from rekindle.topology.kinds.unsupported import UnsupportedSink
-from rekindle.topology.units import SECOND, parse_duration, parse_size
-
-DURATION_UNITS_REQUIRED: Final = {"units_required": True}
-"""Context of the validation of a resource: Python may write a duration as microseconds, a resource
-has to name the unit."""
-
-
-def _read_duration(value: Any, info: ValidationInfo) -> int:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and info.context == DURATION_UNITS_REQUIRED:
-        raise ValueError(f"{value!r} has no unit; write it like 250ms, 10s, 1h30m or 2d")
-    return parse_duration(value)
+from rekindle.topology.units import SECOND, parse_size
 
 
 def _read_max_delay(value: Any, info: ValidationInfo) -> int | None:
     if value in ("Infinite", None):
         return None
     try:
-        return _read_duration(value, info)
+        return read_duration(value, info)
     except ValueError as error:
         what = str(error).rpartition("; ")[0]
         raise ValueError(f"{what}; write it like 3s, or Infinite") from error
 
 
-Duration = Annotated[int, BeforeValidator(_read_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
 MaxDelay = Annotated[int | None, BeforeValidator(_read_max_delay)]
 
@@ -260,8 +249,8 @@ class OperatorSpec(Spec):
 class SinkSpec(Spec):
     files: FilesSinkSpec | None = None
     """Files in a directory, one for each epoch with rows."""
-    kafka: UnsupportedSink | None = None
-    """A Kafka topic."""
+    kafka: KafkaSinkSpec | None = None
+    """Records of a Kafka topic, one for each row."""
     stream: StreamSinkSpec | None = None
     """A stream that other programs read over Arrow Flight."""
 
@@ -279,6 +268,12 @@ class SinkSpec(Spec):
     def output_url(self) -> str | None:
         """The URL that only this sink writes to; None if it has none."""
         return next((given.output_url for given in self.kinds.values() if given is not None), None)
+
+    @property
+    def waits_for(self) -> str:
+        """What a call that does not return waits for, for a person."""
+        given = (options.waits_for for options in self.kinds.values() if options is not None)
+        return next(given, "the storage")
 
     @property
     def edited_in_place(self) -> dict[str, set[str]]:

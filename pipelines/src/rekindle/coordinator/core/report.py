@@ -206,6 +206,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
     if response is None:
         return report
     problem, tentative = response.problem, response.tentative_epoch
+    source = response.source
     return replace(
         report,
         stable_epoch=response.stable_epoch,
@@ -217,6 +218,9 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         tentative_epoch=None if tentative == NO_EPOCH else tentative,
         missing_inputs=response.missing[:_MAX_MISSING],
         durable_epoch=min((s.durable for s in response.sinks), default=None),
+        source_behind=source.behind if source is not None else None,
+        bad_records=source.bad_records if source is not None else 0,
+        bad_record=_bounded(source.example) if source is not None else "",
     )
 
 

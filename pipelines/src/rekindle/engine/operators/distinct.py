@@ -6,8 +6,9 @@ table has the keys of rows that were written.
 
 `Last`: a row is written unless a later one of its key comes: one with an event time less than
 `within` after it, or with the same one and after it in that order. It is written once no such row
-can come, so it depends on no order of rows with different times. The table has rows that may be
-written, and those that take the place of others: of each key, epoch and `within` two at most.
+can come, so it depends on no order of rows with different times. The table has, of the rows of each
+epoch and key, the first and the last one in each piece of time that is `within` long. One between
+them is not written, and of an earlier row that it takes the place of, one of the two does so, too.
 
 A row below the watermark before its epoch is late. Rows are kept for as long as one that is not
 late can be less than `within` away from them, so nothing depends on when they are dropped.
@@ -72,7 +73,8 @@ PORTION = 1 << 17
 """About how many rows are compared at once."""
 LAST_ROWS = 16
 """Of how many rows of each range that a look-up finds keys are compared first: rows of other keys
-have the same hash by chance only."""
+have the same hash by chance only. At least `lookup.SHORT_ROWS`, so that a range with more rows has
+those of the time that is looked for alone."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class DistinctOperator:
         before, after = (self._open_from(watermark) for watermark in (clock[0][1], clock[-1][2]))
         state = tables[ONLY_TABLE]
         if self.keeps_last:
-            state = keep(state, arrived.filter(pa.array(self._needed_of_epochs(arrived))))
+            state = keep(state, arrived.filter(pa.array(self._outermost(arrived))))
             written = self._closed(state, before, after - 1, lacks_us(tables))
             watermarks = np.array([watermark for _, _, watermark in clock], dtype=np.int64)
             closes = np.searchsorted(watermarks, int64s(written.column(TIME)) + self.within_us)
@@ -158,6 +160,7 @@ class DistinctOperator:
         times, in_time = found.times, found.in_time
         if not in_time.all():
             rows, times, numbers = rows.filter(pa.array(in_time)), times[in_time], numbers[in_time]
+        rows = rows.select(self.columns.names).cast(self.columns)
         keys = [rows.column(name) for name in self.keys]
         values = [rows.column(name) for name, _ in self._rows.kept or ()]
         kept = rows_to_keep(self._rows, self.slice_us, times, numbers, keys, values)
@@ -188,20 +191,18 @@ class DistinctOperator:
                 of_key.insert(place, time)
         return new
 
-    def _needed_of_epochs(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
-        """Which of the rows that have arrived are kept: of each key, epoch and interval of
-        `within_us` those with the first and the last time, and of rows with one time the last one.
-        What is between them is less than `within_us` before the last one; and a row of another
-        epoch whose place it takes is so, too, or less than `within_us` before the first one."""
+    def _outermost(self, rows: pa.Table) -> npt.NDArray[np.bool_]:
+        """Which of the rows that have arrived are the first or the last one of their key and epoch
+        in a piece of time."""
         times, numbers = int64s(rows.column(TIME)), int64s(rows.column(NUMBER))
-        group, epochs, interval = _groups(rows), epochs_of(numbers), times // self.within_us
-        order = np.lexsort((numbers, times, group, epochs))
-        last_at_time = _differs(order, epochs, group, times)[1:]
-        order = order[last_at_time]
-        bounds = _differs(order, epochs, group, interval)
-        needed = np.zeros(len(times), dtype=np.bool_)
-        needed[order[bounds[:-1] | bounds[1:]]] = True
-        return needed
+        pieces = (epochs_of(numbers), _groups(rows), times // self.within_us)
+        order = np.lexsort((numbers, times, *pieces))
+        differs = np.zeros(max(0, len(order) - 1), dtype=np.bool_)
+        for column in pieces:
+            differs |= column[order[1:]] != column[order[:-1]]
+        outermost = np.ones(len(order), dtype=np.bool_)
+        outermost[order[1:-1]] = differs[1:] | differs[:-1]
+        return outermost
 
     def _closed(self, state: OperatorState, low: int, high: int, lacks_us: int) -> pa.Table:
         """The rows with times from `low` to `high` that no other row takes the place of, and of
@@ -274,15 +275,6 @@ def open_distinct(
 def _groups(rows: pa.Table) -> Int64s:
     """The number of each row's key."""
     return group_numbers(rows) if rows.num_rows else np.zeros(0, dtype=np.int64)
-
-
-def _differs(order: Int64s, *columns: Int64s) -> npt.NDArray[np.bool_]:
-    """Whether rows, in this order, differ in a column from the one before; and the end."""
-    differs = np.ones(len(order) + 1, dtype=np.bool_)
-    differs[1:-1] = False
-    for column in columns:
-        differs[1:-1] |= column[order[1:]] != column[order[:-1]]
-    return differs
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:

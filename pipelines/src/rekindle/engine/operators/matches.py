@@ -31,20 +31,27 @@ class Matched:
     def __init__(self) -> None:
         self._rows = MARKS.schema.empty_table()
         self._epochs = np.zeros(0, dtype=np.int64)
+        self._once = 0  # of how many of the rows, the first ones, each is there once
 
     def add(self, rows: pa.Table, epochs: Int64s) -> None:
         """`epochs`: of each match."""
-        self._rows = pa.concat_tables([self._rows, rows.select(PLACE)]).combine_chunks()
+        self._rows = pa.concat_tables([self._rows, rows.select(PLACE)])
         self._epochs = np.concatenate([self._epochs, epochs])
+        if len(self._epochs) > PORTION + 2 * self._once:
+            self._keep_once()
+
+    def _keep_once(self) -> None:
         numbers = int64s(self._rows.column(NUMBER))
         order = np.lexsort((self._epochs, numbers))
         _, first = np.unique(numbers[order], return_index=True)
         chosen = order[first]
-        self._rows, self._epochs = self._rows.take(pa.array(chosen)), self._epochs[chosen]
+        self._rows = self._rows.combine_chunks().take(pa.array(chosen))
+        self._epochs, self._once = self._epochs[chosen], len(chosen)
 
     def mark(self, marks: OperatorState, slice_us: int) -> tuple[OperatorState, pa.Table, Int64s]:
         """The table with the rows that it did not have; these, and the epoch in which each has
         matched for the first time, in the order of epoch and number."""
+        self._keep_once()
         new = ~is_marked(marks, slice_us, self._rows)
         rows, epochs = self._rows.filter(pa.array(new)), self._epochs[new]
         order = np.lexsort((int64s(rows.column(NUMBER)), epochs))
@@ -74,6 +81,7 @@ def _of_places(
         return []
     times, numbers = int64s(places.column(TIME)), int64s(places.column(NUMBER))
     found = find(table, slice_us, Probes(uint64s(places.column(HASH)), times, times))
+    found = found.with_numbers(numbers)
     parts = []
     for probe, chosen in found.portions(PORTION):
         of_rows = int64s(found.rows(chosen).column(NUMBER))

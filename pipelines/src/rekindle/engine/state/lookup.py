@@ -58,6 +58,22 @@ class Found:
         """How many rows there are in all ranges through each."""
         return np.cumsum(self.lengths)
 
+    def with_numbers(self, numbers: Int64s) -> Found:
+        """Without rows of long ranges that have not the number of their probe. All rows of a range
+        have the same time: `low` is `high`."""
+        first, lengths = self.first.copy(), self.lengths.copy()
+        long = np.flatnonzero(lengths > SHORT_ROWS)
+        for at in np.unique(self.run[long]).tolist():
+            of_run = long[self.run[long] == at]
+            of_rows, wanted = self.runs[at].numbers, numbers[self.probe[of_run]]
+            end = first[of_run] + lengths[of_run]
+            begin = _bisect(of_rows, first[of_run], end, wanted, or_equal=False)
+            lengths[of_run] = _bisect(of_rows, begin, end, wanted, or_equal=True) - begin
+            first[of_run] = begin
+        kept = lengths > 0
+        columns = (column[kept] for column in (self.probe, self.run, first, lengths))
+        return Found(self.probes, self.runs, *columns)
+
     def portions(self, most: int) -> Iterator[tuple[Int64s, Int64s]]:
         """Each row that was found: its probe, and its number in the concatenation of `runs`;
         ordered by (probe, time, number of the row). In portions of about `most` rows, with all

@@ -5,7 +5,8 @@ restore point are durable, because an entry is committed only after its partitio
 written. Before its first write its newest epoch is read; epochs of an earlier boot are skipped, but
 compared from `compare_files_from` on, because that boot's log may have been wrong. A call that
 failed is made again after a back-off. Epochs above `through` wait, because replicas disagree about
-them. Does not know the log's files, nor the engine.
+them. A sink that commits groups of epochs writes a group once the log has all of it. Does not know
+the log's files, nor the engine.
 
 Design: docs/design/exactly-once.md#sinks.
 Paper: FlameStream (Trofimov et al. 2019), section V-A2.
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 
 from rekindle.backoff import BackoffPolicy
 from rekindle.protocol import SinkAssignment, SinkProgress
-from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.epochs import NO_EPOCH, last_of_group
 
 _BACKOFF = BackoffPolicy(first_s=0.1, longest_s=5.0)
 RETRY_CONFLICTS_S = 5.0
@@ -40,7 +41,8 @@ class OpenSink:
 
 @dataclass(frozen=True, slots=True)
 class WriteEpochs:
-    """Write what the log holds from an epoch on, as long as `may_write` accepts it."""
+    """Write what the log holds from an epoch on, in whole groups, as long as `may_write` accepts
+    it."""
 
     from_epoch: int
 
@@ -71,6 +73,7 @@ class SinkCore:
         self.problem: str | None = None
         self._compare_files_from = compare_files_from
         self._compare_through = NO_EPOCH  # the newest epoch in the sink when it was opened
+        self._epochs_per_commit = 1
         self._through = through
         self._log_last = NO_EPOCH
         self._opened = False
@@ -104,6 +107,11 @@ class SinkCore:
     def may_write(self, epoch: int) -> bool:
         return self._through is None or epoch <= self._through
 
+    def has_written(self, through: int) -> bool:
+        """Whether it is durable through an epoch, or as far as it may write."""
+        last = self._last_of_next_group
+        return self.next_epoch > through or last > through or not self.may_write(last)
+
     def woken(self, now: float) -> list[SinkEffect]:
         """Time has passed."""
         return self._next_call(now)
@@ -118,16 +126,20 @@ class SinkCore:
         self._through = through
         return self._next_call(now)
 
-    def opened(self, last: int, first: int | None, now: float) -> list[SinkEffect]:
+    def opened(
+        self, last: int, first: int | None, now: float, epochs_per_commit: int = 1
+    ) -> list[SinkEffect]:
         """`last`: the newest epoch that need not be written; `first`: the first one that the
         definition may write, if it was read."""
+        self._epochs_per_commit = epochs_per_commit
         self._compare_through = last  # before `_opened`: another thread reads `compares`
         self._opened, self._call = True, None
         self.next_epoch = max(self.next_epoch, self._first_to_write(last, first))
         return self._next_call(now)
 
     def epoch_written(self, epoch: int, conflict: str | None, now: float) -> list[SinkEffect]:
-        """An epoch of the call in progress is durable. `conflict`: of the sink, after it."""
+        """The epochs of the call in progress through this one are durable. `conflict`: of the
+        sink, after it."""
         self.next_epoch, self.conflict = epoch + 1, conflict
         return self._next_call(now)
 
@@ -161,13 +173,17 @@ class SinkCore:
             self._call = OpenSink(self.next_epoch - 1, self._compare_files_from is not None)
         elif self.conflict is not None and now >= self._check_at:
             self._call = CheckConflicts()
-        elif self._log_last >= self.next_epoch and self.may_write(self.next_epoch):
+        elif self._log_last >= (last := self._last_of_next_group) and self.may_write(last):
             self._call = WriteEpochs(self.next_epoch)
         else:
             self._succeeded()
             return []
         self._call_began = now
         return [self._call]
+
+    @property
+    def _last_of_next_group(self) -> int:
+        return last_of_group(self.next_epoch, self._epochs_per_commit)
 
     def _first_to_write(self, last: int, first: int | None) -> int:
         if self._compare_files_from is None or first is None:

@@ -7,9 +7,33 @@ Design: docs/design/epochs.md#cuts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rekindle.protocol import SourceProgress
+
 _DAY_US = 86_400_000_000
 LONG_PAUSE_US = 365 * _DAY_US
 """A gap without rows that a source reports as a problem."""
+
+
+@dataclass(slots=True)
+class LiveSourceStatus:
+    """How far a live source is read. `behind`: by split, how many positions are there that are not
+    read; empty: not known yet. `bad_records`, `example`: as in `SourceProgress`."""
+
+    name: str
+    behind: Mapping[str, int] = field(default_factory=dict)
+    bad_records: int = 0
+    example: str = ""
+
+    def progress(self) -> SourceProgress:
+        return SourceProgress(
+            name=self.name,
+            behind=sum(self.behind.values()) if self.behind else None,
+            bad_records=self.bad_records,
+            example=self.example[:1024],
+        )
 
 
 def released_epoch(now_s: float, origin_us: int, epoch_interval_us: int) -> int:

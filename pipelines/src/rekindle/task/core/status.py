@@ -31,6 +31,7 @@ from rekindle.task.core.partner import PartnerMessages
 from rekindle.task.core.parts import Parts
 from rekindle.task.core.phases import TaskEvent, new_phase
 from rekindle.task.core.saver import SaverCore
+from rekindle.task.core.source import LiveSourceStatus
 
 REPORTED_DIGESTS = 16
 """Number of newest epochs whose digests are in each response."""
@@ -95,7 +96,7 @@ class TaskStatus:
         self.lent_from: int | None = None  # the epoch after which a partner's state begins
         self.may_be_live = True
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
-        self.bad_records: Mapping[str, int] = {}  # by source; its inputs update it in place
+        self.source: LiveSourceStatus | None = None  # its inputs update it in place
         self._saver = saver
         self._lending = lending
         self._ref = ref
@@ -265,6 +266,7 @@ class TaskStatus:
             "chained": {e: chained for e, (_, chained) in computed.items()},
             "checkpoints": self._saver.saved(),
             "sinks": parts.sinks.progress(),
+            "source": self.source.progress() if self.source is not None else None,
         }
         if self.ports is not None:
             progress["unreadable"] = self.ports.unreadable()

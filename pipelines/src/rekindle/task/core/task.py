@@ -139,10 +139,7 @@ class TaskCore:
 
     def sinks_have_written(self, through: int) -> bool:
         """Whether all sinks are durable through an epoch, or as far as they may write."""
-        return all(
-            core.next_epoch > through or not core.may_write(core.next_epoch)
-            for core in self._sink_cores()
-        )
+        return all(core.has_written(through) for core in self._sink_cores())
 
     def response(self) -> PollResponse:
         self._report_streams()

@@ -22,6 +22,7 @@ from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import nearest
 from rekindle.topology.spec import (
     OperatorSpec,
+    SinkSpec,
     SourceSpec,
     TopologySpec,
 )
@@ -74,8 +75,16 @@ def check_fields(spec: TopologySpec, name: str, *, skip_cluster_checks: bool) ->
         found += _limit(node.replicas, MAX_REPLICAS, f"{path}.replicas", "replicas")
         found += _source(node, path) if isinstance(node, SourceSpec) else _operator(node, path)
     for at, query in enumerate(spec.queries):
-        found += _exactly_one(query.sink, list(query.sink.kinds), f"spec.queries[{at}].sink")
+        found += _sink(query.sink, spec, f"spec.queries[{at}].sink")
     return found
+
+
+def _sink(sink: SinkSpec, spec: TopologySpec, path: str) -> Iterator[Problem]:
+    yield from _exactly_one(sink, list(sink.kinds), path)
+    for kind, options in sink.kinds.items():
+        if options is not None and spec.epoch_interval > 0:
+            intervals = spec.epoch_interval, spec.checkpoint.interval
+            yield from options.check(*intervals, f"{path}.{kind}")
 
 
 def _names(spec: TopologySpec, name: str) -> Iterator[Problem]:

@@ -29,7 +29,7 @@ class DerivedStreams:
 
 
 def derive_streams(spec: TopologySpec) -> DerivedStreams:
-    """Streams of all nodes that are in no cycle, and the problems of their columns."""
+    """Streams of all nodes that are in no cycle, and the problems of their columns and sinks."""
     by_name: dict[str, tuple[str, SourceSpec | OperatorSpec]] = {}
     for path, node in nodes_with_paths(spec):
         by_name.setdefault(node.name, (path, node))
@@ -42,6 +42,11 @@ def derive_streams(spec: TopologySpec) -> DerivedStreams:
         else:
             inputs = {i: streams[i] for i in node.inputs if i in streams}
             streams[name] = _operator(node, inputs, path, problems)
+    for at, query in enumerate(spec.queries):
+        schema = streams[query.from_].schema if query.from_ in streams else None
+        for kind, sink in query.sink.kinds.items():
+            if schema is not None and sink is not None:
+                problems += sink.check_columns(schema, f"spec.queries[{at}].sink.{kind}")
     return DerivedStreams(streams, tuple(problems))
 
 

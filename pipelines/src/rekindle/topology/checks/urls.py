@@ -46,7 +46,8 @@ class _Disk(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """A sink or the store: the path of its field, its URL, and names of files below that."""
+    """A sink, the dead letters of a source, or the store: the path of its field, its URL, and names
+    of files below that."""
 
     path: str
     url: str
@@ -62,6 +63,12 @@ def check_urls(spec: TopologySpec, *, skip_cluster_checks: bool) -> Iterator[Pro
                 stem = f"{query.name}-p000-e000000000000"
                 files = (f"{stem}.parquet", f"{stem}.jsonl")
                 outputs.append(_Output(path, sink.output_url, files))
+    for at, source in enumerate(spec.sources):
+        for kind, given in source.kinds.items():
+            if given is not None and given.output_url is not None:
+                path = f"spec.sources[{at}].{kind}.deadLetters"
+                letters = f"{source.name}-0-p000-e000000000000.jsonl"
+                outputs.append(_Output(path, given.output_url, (letters,)))
     mounts = _mounts(spec)
     taken: dict[tuple[str, str], str] = {}
     for output in outputs:

@@ -88,7 +88,8 @@ class SourceOptions(Spec):
 
     not_in_id: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit changes no epoch that has been computed: the operator id is without them,
-    so the source goes on where it was. They apply to pods that are created after the edit."""
+    so the source goes on where it was. They apply to pods that are created after the edit. Those of
+    an object are written `object.field`: whether the object is there remains in the id."""
 
     @property
     def added_columns(self) -> dict[str, Field]:
@@ -98,7 +99,22 @@ class SourceOptions(Spec):
     @property
     def applied_to_new_pods(self) -> dict[str, Any]:
         """The values of the fields that are not in the id."""
-        return {name: getattr(self, name) for name in sorted(self.not_in_id)}
+        found = dict[str, Any]()
+        for path in sorted(self.not_in_id):
+            value: Any = self
+            for name in path.split("."):
+                value = getattr(value, name, None)  # of an object that is not there
+            found[path] = value
+        return found
+
+    def remove_fields_of_new_pods(self, definition: dict[str, Any]) -> None:
+        """From the definition of this source as JSON: they are not in the id."""
+        for path in self.not_in_id:
+            *above, name = map(to_camel, path.split("."))
+            inside = definition
+            for field in above:
+                inside = inside.get(field) or {}
+            inside.pop(name, None)
 
     @property
     def secrets(self) -> tuple[str, ...]:
@@ -108,6 +124,12 @@ class SourceOptions(Spec):
     @property
     def input_url(self) -> str | None:
         """The URL of the files that it reads (field `url`); None if it reads none."""
+        return None
+
+    @property
+    def output_url(self) -> str | None:
+        """The URL (field `dead_letters`) to which it writes what are no rows; None if it writes
+        nothing."""
         return None
 
     @property
@@ -140,6 +162,8 @@ class SourceOptions(Spec):
 class SinkOptions(Spec):
     """The fields of one kind of sink. `connector`: as for a source."""
 
+    model_config = ConfigDict(serialize_by_alias=True)  # polls bring sinks to tasks
+
     connector: ClassVar[str | None] = None
     edited_in_place: ClassVar[frozenset[str]] = frozenset()
     """Fields whose edit takes effect in the running sink (in place). After an edit of another one
@@ -159,3 +183,21 @@ class SinkOptions(Spec):
     def retained_bytes(self) -> int:
         """How much of its newest output a task keeps for readers of this sink."""
         return 0
+
+    @property
+    def format_of_files(self) -> str:
+        """The format in which a run on one machine writes files instead."""
+        return "parquet"
+
+    @property
+    def waits_for(self) -> str:
+        """What a call that does not return waits for, for a person."""
+        return "the storage"
+
+    def check(self, epoch_interval: int, checkpoint_interval: int, path: str) -> Iterator[Problem]:
+        """Problems of the fields at `path`. The intervals are the topology's, in microseconds."""
+        yield from ()
+
+    def check_columns(self, schema: Schema, path: str) -> Iterator[Problem]:
+        """Problems of the columns that the fields name, of the rows that are written."""
+        yield from ()

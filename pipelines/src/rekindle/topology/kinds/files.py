@@ -148,3 +148,7 @@ class FilesSinkSpec(SinkOptions):
     @property
     def output_url(self) -> str:
         return self.url
+
+    @property
+    def format_of_files(self) -> str:
+        return self.format

@@ -5,6 +5,8 @@ Design: docs/decisions/0058-planned-cuts.md.
 
 from __future__ import annotations
 
+import base64
+import binascii
 import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
@@ -30,6 +32,12 @@ _ADDED: Mapping[str, DataType] = {
 }
 """The types of the columns that these fields name: those of Spark's Kafka source."""
 _RAW = (Scalar.STRING, Scalar.BINARY)
+_FORMATS_OF: Mapping[str, tuple[str, ...]] = {
+    "avro_schema": ("avro",),
+    "schema_registry": ("avro", "protobuf"),
+    "protobuf_descriptors": ("protobuf",),
+    "protobuf_message": ("protobuf",),
+}
 
 
 class KafkaSourceSpec(SourceOptions):
@@ -41,16 +49,20 @@ class KafkaSourceSpec(SourceOptions):
     not_in_id: ClassVar[frozenset[str]] = frozenset(
         {
             "bootstrap_servers",
+            "dead_letters",
             "max_rows_per_epoch",
             "on_bad_record",
             "on_data_loss",
-            "schema_registry",
+            "schema_registry.secret_ref",
+            "schema_registry.url",
             "security",
         }
     )
     wrong_field_names: ClassVar[Mapping[str, str]] = {
         "bootstrap": "bootstrapServers",
         "brokers": "bootstrapServers",
+        "deadLetter": "deadLetters",
+        "deadLetterUrl": "deadLetters",
         "startingoffset": "startingOffsets",
     }
 
@@ -58,15 +70,23 @@ class KafkaSourceSpec(SourceOptions):
     """Brokers to begin with: `kafka-0:9092,kafka-1:9092`."""
     topic: str = Field(min_length=1, max_length=249, pattern=r"^[A-Za-z0-9._-]+$")
     """The topic."""
-    format: Literal["json", "csv", "raw", "avro"]
+    format: Literal["json", "csv", "raw", "avro", "protobuf"]
     """Format of the values: one `json` object, one row of `csv` with the columns of the schema in
-    their order, one `avro` record, or `raw`: the value is that of the only column of the schema."""
+    their order, one `avro` record, one `protobuf` message, or `raw`: the value is that of the only
+    column of the schema."""
     avro_schema: str | None = Field(None, min_length=1, max_length=65536)
     """Schema of Avro values, as JSON. With `schemaRegistry` it is that of the reader: its defaults
     and aliases apply to values of older and newer schemas."""
     schema_registry: SchemaRegistrySpec | None = None
-    """Registry of the schemas of Avro values; each value begins with a zero byte and the four bytes
-    of its schema's number."""
+    """Registry of the schemas of Avro or Protobuf values; each value begins with a zero byte and
+    the four bytes of its schema's number."""
+    protobuf_descriptors: str | None = Field(None, min_length=1, max_length=262144)
+    """Descriptors of Protobuf messages in base64:
+    `protoc --include_imports --descriptor_set_out=/dev/stdout order.proto | base64 -w0`."""
+    protobuf_message: str | None = Field(
+        None, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
+    )
+    """Name of the message that a Protobuf value is: `shop.Order`."""
     delimiter: str = Field(",", min_length=1, max_length=2)
     """Character between the values of a CSV row; `\\t` is a tab."""
     quote: str = Field('"', max_length=1)
@@ -84,9 +104,12 @@ class KafkaSourceSpec(SourceOptions):
     max_rows_per_epoch: int = Field(200_000, gt=0, le=10_000_000)
     """How much of the topic one task reads for an epoch at most, in offsets. What is left is in
     the next one."""
-    on_bad_record: Literal["Fail", "Drop"] = "Fail"
+    on_bad_record: Literal["Fail", "Drop", "DeadLetter"] = "Fail"
     """What happens with a record that is not what `schema` says: the source stops at it, or it is
-    dropped, and counted."""
+    dropped, and counted, or it is also written to `deadLetters`."""
+    dead_letters: str | None = Field(None, min_length=1)
+    """With `onBadRecord: DeadLetter`: URL of a directory in which bad records are kept as JSON
+    lines, each once; same schemes as `spec.checkpoint.store`."""
     on_data_loss: Literal["Fail", "Skip"] = "Fail"
     """What happens if records that were not read yet are removed from the topic: the source stops,
     or goes on with the oldest ones that are there."""
@@ -149,7 +172,15 @@ class KafkaSourceSpec(SourceOptions):
     def describe(self) -> str:
         return f"{self.format} of topic {self.topic}"
 
+    @property
+    def output_url(self) -> str | None:
+        return self.dead_letters
+
     def check(self, event_time: str | None, path: str) -> Iterator[Problem]:
+        if (self.on_bad_record == "DeadLetter") != (self.dead_letters is not None):
+            what = "onBadRecord: DeadLetter and deadLetters belong together"
+            hint = "write both, or neither"
+            yield Problem(f"{path}.deadLetters", "InvalidValue", what, hint)
         try:
             _ = self.starting_time_ms, self.starting_positions
         except ValueError:
@@ -160,16 +191,30 @@ class KafkaSourceSpec(SourceOptions):
             hint = "write a time like 2026-01-31T06:00:00Z, or offsets like 0=120, 1=340"
             yield Problem(f"{path}.startingOffsets", "InvalidValue", what, hint)
         yield from check_csv_fields(self, self.format, path)
-        yield from self._check_avro(path)
+        for field, formats in _FORMATS_OF.items():
+            if getattr(self, field) is not None and self.format not in formats:
+                name = self.name_of(field)
+                what = f"{name} applies to {' and '.join(formats)} only"
+                hint = f"leave it out: the format is {self.format}"
+                yield Problem(f"{path}.{name}", "InvalidValue", what, hint)
+        if self.format == "avro":
+            yield from self._check_avro(path)
+        if self.format == "protobuf":
+            yield from self._check_protobuf(path)
+
+    def _check_protobuf(self, path: str) -> Iterator[Problem]:
+        for field in ("protobuf_descriptors", "protobuf_message"):
+            if getattr(self, field) is None:
+                what = "Protobuf values are messages of a type"
+                hint = "set protobufDescriptors and protobufMessage"
+                yield Problem(f"{path}.{self.name_of(field)}", "Missing", what, hint)
+        try:
+            base64.b64decode(self.protobuf_descriptors or "", validate=True)
+        except binascii.Error as error:
+            what, hint = f"not base64: {error}", "write it with base64 -w0"
+            yield Problem(f"{path}.protobufDescriptors", "InvalidValue", what, hint)
 
     def _check_avro(self, path: str) -> Iterator[Problem]:
-        if self.format != "avro":
-            for field in ("avro_schema", "schema_registry"):
-                if getattr(self, field) is not None:
-                    name = self.name_of(field)
-                    what = f"{name} applies to avro only, and the format is {self.format}"
-                    yield Problem(f"{path}.{name}", "InvalidValue", what, "leave it out")
-            return
         if self.avro_schema is None and self.schema_registry is None:
             what, hint = "Avro values have a schema", "set avroSchema, schemaRegistry, or both"
             yield Problem(f"{path}.avroSchema", "Missing", what, hint)

@@ -1,0 +1,202 @@
+"""Tasks that are taken away for a query that is down, and what says so. Pure.
+
+Only while nothing else may change soon: the query's pods have waited for some seconds, the plan
+opens no gate, and no task is being deleted on a usable node, whose capacity would be free in a
+moment. A task is offered only if its queries wait, according to this pass and to the status, and to
+a coordinator that reports.
+
+Design: docs/design/recovery.md#preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rekindle import names
+from rekindle.topology.spec import QuerySpec
+from rekindle_operator.cluster.model import PodView
+from rekindle_operator.reconcile.actions import Action, DeletePod, EmitEvent
+from rekindle_operator.reconcile.context import PassInputs
+from rekindle_operator.reconcile.phases import SlotPhase
+from rekindle_operator.reconcile.planning import (
+    PlanInput,
+    missing_of,
+    partition_key,
+    query_priority,
+)
+from rekindle_operator.reconcile.slots import SlotState
+from rekindle_operator.recovery.pack import Capacity
+from rekindle_operator.recovery.plan import Plan
+from rekindle_operator.recovery.preemption import Preemption, TakeablePod, find_preemption
+from rekindle_operator.topology_status import QueryState
+
+_REASON = "Preempted"
+
+
+def preempt(
+    inputs: Sequence[PlanInput], plan: Plan, capacity: Capacity, pass_inputs: PassInputs
+) -> Preemption | None:
+    """`capacity`: before the plan, which has opened no gate."""
+    if not plan.waiting or plan.nodes or _capacity_returns(pass_inputs):
+        return None
+    inputs = [plan_input for plan_input in inputs if _takes_part(plan_input)]
+    missing = missing_of(inputs)
+    waiting_keys = {ranked.key for ranked in plan.waiting} - plan.over_namespace_limit
+    waited = {key for i in inputs for key in _needs_that_waited(i)}
+    waiting = [q for q in missing.down if q.key in waiting_keys and q.needs <= waited]
+    if not waiting:
+        return None
+    takeable = [pod for i in inputs for pod in _takeable(i, waiting_keys)]
+    return find_preemption(waiting, missing.pods, takeable, capacity)
+
+
+def deletions(plan_input: PlanInput, preemption: Preemption | None) -> list[Action]:
+    """Of the tasks of this topology that are taken away, each with an Event."""
+    if preemption is None:
+        return []
+    taken = {pod.uid: pod for pod in preemption.taken}
+    actions: list[Action] = []
+    for state in plan_input.states:
+        if state.pod is not None and (pod := taken.get(state.pod.uid)) is not None:
+            actions += _deletion(plan_input, state, state.pod, pod, preemption)
+    return actions
+
+
+def _deletion(
+    plan_input: PlanInput,
+    state: SlotState,
+    view: PodView,
+    pod: TakeablePod,
+    preemption: Preemption,
+) -> list[Action]:
+    topology, query = plan_input.context.view, preemption.query
+    of_topology, name = query.key
+    of = "" if of_topology == topology.key else f" of {of_topology}"
+    what = "a spare replica" if pod.is_spare else f"a task of priority {pod.priority}"
+    why = f"{name}{of} (priority {query.priority}) is down and needs its capacity"
+    note = f"{state.name} on {pod.node} is taken away, {what} whose queries are down: {why}"
+    return [
+        EmitEvent(
+            topology.namespace,
+            topology.name,
+            topology.uid,
+            warning=True,
+            reason=_REASON,
+            action="Plan",
+            note=note,
+            dedup_key=view.uid,
+        ),
+        DeletePod(
+            view.namespace,
+            view.name,
+            view.uid,
+            view.version,
+            grace_s=None,
+            why=why,
+            plan_needs_its_capacity=True,
+        ),
+    ]
+
+
+def _takes_part(plan_input: PlanInput) -> bool:
+    context = plan_input.context
+    if context.running is None or context.view.deleting or context.suspended:
+        return False
+    return context.running.topology.spec.recovery.mode != "Blocking"
+
+
+def _capacity_returns(pass_inputs: PassInputs) -> bool:
+    """A task ends on a usable node."""
+    usable = pass_inputs.losses.usable_nodes
+    tasks = (pod for pod in pass_inputs.snapshot.pods if pod.role == names.ROLE_TASK)
+    return any(pod.terminating and pod.node in usable for pod in tasks)
+
+
+def _needs_that_waited(plan_input: PlanInput) -> set[str]:
+    """Partitions with a gated pod that has waited for long enough."""
+    pass_inputs = plan_input.context.pass_inputs
+    snapshot, after_s = pass_inputs.snapshot, pass_inputs.timing.scheduling_timeout_s
+    return {
+        candidate.to_place.group
+        for candidate in plan_input.candidates.values()
+        if candidate.pod is not None
+        and snapshot.pod_age_s(candidate.pod, pass_inputs.now) >= after_s
+    }
+
+
+def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[TakeablePod]:
+    context = plan_input.context
+    assert context.running is not None
+    uid, topology = context.view.uid, context.running.topology
+    users: dict[str, list[QuerySpec]] = {s.id: [] for s in topology.segments}
+    for query in topology.spec.queries:
+        for segment in topology.needed_segments(query):
+            users[segment.id].append(query)
+    by_partition: dict[str, list[SlotState]] = {}
+    for state in plan_input.states:
+        if _runs(state, context.pass_inputs):
+            by_partition.setdefault(partition_key(uid, state.slot), []).append(state)
+    # The state of other tasks would be lost without one; and they may answer tentatively soon.
+    may_take_others = context.report.checkpoint is not None and not _may_go_on(plan_input)
+    found = []
+    for group, states in by_partition.items():
+        of = users[states[0].slot.segment]
+        if not all(_is_down(plan_input, query, waiting) for query in of):
+            continue
+        # The state is in the one that stays: the first of those that have been ready.
+        kept = min(states, key=lambda s: (not _has_been_ready(s), s.slot.replica_index))
+        for state in states:
+            is_spare = state is not kept and _has_been_ready(kept)
+            if state.pod is None or not (is_spare or may_take_others):
+                continue
+            found.append(
+                TakeablePod(
+                    uid=state.pod.uid,
+                    node=state.pod.node or "",
+                    requests=state.pod.requests,
+                    group=group,
+                    replica=state.slot.replica_index,
+                    namespace=context.view.namespace,
+                    users=frozenset((context.view.key, query.name) for query in of),
+                    priority=max((query_priority(plan_input, q) for q in of), default=0),
+                    is_spare=is_spare,
+                )
+            )
+    return found
+
+
+def _may_go_on(plan_input: PlanInput) -> bool:
+    """Whether queries that lack an input may not have waited for it for `maxDelay` yet."""
+    context = plan_input.context
+    assert context.running is not None
+    if (max_delay_us := context.running.topology.spec.max_delay) is None:
+        return False
+    pass_inputs = context.pass_inputs
+    after_s = max_delay_us / 1e6 + 2 * pass_inputs.timing.scheduling_timeout_s
+    return any(
+        candidate.pod is None
+        or pass_inputs.snapshot.pod_age_s(candidate.pod, pass_inputs.now) < after_s
+        for candidate in plan_input.candidates.values()
+    )
+
+
+def _runs(state: SlotState, pass_inputs: PassInputs) -> bool:
+    return (
+        state.phase is SlotPhase.BOUND
+        and state.holds_capacity
+        and not state.is_successor
+        and state.pod is not None
+        and not state.pod.terminating
+        and state.pod.node in pass_inputs.losses.usable_nodes
+    )
+
+
+def _has_been_ready(state: SlotState) -> bool:
+    return state.pod is not None and state.pod.was_ready
+
+
+def _is_down(plan_input: PlanInput, query: QuerySpec, waiting: set[tuple[str, str]]) -> bool:
+    """It has no results: it lacks a partition, and does not go on without it either."""
+    entry = plan_input.context.last_status.queries.get(query.name)
+    is_waiting = entry is not None and entry.state is QueryState.WAITING
+    return is_waiting and (plan_input.context.view.key, query.name) in waiting

@@ -1,0 +1,105 @@
+"""Which running pods to take away so that a query that is down can come back. Pure.
+
+Availability goes before redundancy: first spare replicas of what is down, then tasks whose queries
+do not answer anyway and have a lower priority, the lowest first. What answers is never offered.
+No pod is taken without which the query would start too.
+
+Design: docs/design/recovery.md#preemption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rekindle_operator.cluster.amounts import ResourceAmounts
+from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.pack import Capacity, pack
+from rekindle_operator.recovery.plan import DownQuery
+
+_MAX_TAKEN = 64  # for one query
+
+
+@dataclass(frozen=True, slots=True)
+class TakeablePod:
+    """A task that runs, of which no query answers. `users`: the queries that need its partition.
+    `is_spare`: another replica of the partition has its state and stays."""
+
+    uid: str
+    node: str
+    requests: ResourceAmounts
+    group: str
+    replica: int
+    namespace: str
+    users: frozenset[tuple[str, str]]
+    priority: int  # the highest of its users
+    is_spare: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    query: DownQuery
+    taken: tuple[TakeablePod, ...]
+
+
+def find_preemption(
+    waiting: Sequence[DownQuery],
+    pods: Mapping[str, PodToPlace],
+    takeable: Sequence[TakeablePod],
+    capacity: Capacity,
+) -> Preemption | None:
+    """For the query of the highest priority that it helps. `waiting`: queries that only lack
+    capacity; `pods`: what would meet each of their needs."""
+    for query in sorted(waiting, key=lambda q: (-q.priority, q.key)):
+        missing = [pods[need] for need in sorted(query.needs)]
+        nodes = {
+            name
+            for name, node in capacity.nodes.items()
+            if any(node.fits_when_empty(pod) for pod in missing)
+        }
+        offered = [t for t in takeable if t.node in nodes and _may_take(t, query)]
+        offered.sort(key=lambda t: (not t.is_spare, t.priority, t.group, -t.replica))
+        taken = _least(offered[:_MAX_TAKEN], missing, capacity)
+        if taken:
+            return Preemption(query, tuple(taken))
+    return None
+
+
+def _may_take(pod: TakeablePod, query: DownQuery) -> bool:
+    return pod.is_spare or (pod.priority < query.priority and query.key not in pod.users)
+
+
+def _least(
+    offered: Sequence[TakeablePod], missing: Sequence[PodToPlace], capacity: Capacity
+) -> list[TakeablePod]:
+    """The first ones that suffice, without those that are not needed; none if all do not."""
+
+    def suffice(taken: Sequence[TakeablePod]) -> bool:
+        return pack(missing, _without(taken, capacity)) is not None
+
+    if suffice([]) or not suffice(offered):
+        return []
+    low, high = 0, len(offered)  # not enough, enough
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffice(offered[:middle]) else (middle, high)
+    taken = list(offered[:high])
+    for pod in reversed(offered[:high]):
+        others = [t for t in taken if t is not pod]
+        if suffice(others):
+            taken = others
+    return taken
+
+
+def _without(taken: Sequence[TakeablePod], capacity: Capacity) -> Capacity:
+    nodes, share_left = dict(capacity.nodes), dict(capacity.share_left)
+    for pod in taken:
+        node = nodes[pod.node]
+        nodes[pod.node] = replace(
+            node,
+            free=node.free + pod.requests,
+            replicas=node.replicas - {(pod.group, pod.replica)},
+        )
+        if pod.namespace in share_left:
+            share_left[pod.namespace] += pod.requests
+    return Capacity(nodes, capacity.allocatable, share_left)

@@ -1,0 +1,231 @@
+"""What runs of queries that are down gives way to a query that could come back.
+
+Design: docs/design/recovery.md#preemption.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flights_example import flights_spec
+from hypothesis import given
+from hypothesis import strategies as st
+from model_cluster import ModelCluster
+from plan_parts import capacity, node, pod, query
+
+from rekindle_operator.cluster.amounts import ResourceAmounts
+from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.pack import Capacity, pack
+from rekindle_operator.recovery.preemption import Preemption, TakeablePod, find_preemption
+
+# --- which pods ---
+
+
+def takeable(
+    uid: str, where: str, priority: int, cpu: int = 1, *, is_spare: bool = False, user: str = ""
+) -> TakeablePod:
+    """`user`: the query that needs it; default: its own."""
+    requests = ResourceAmounts(cpu, 1, 1)
+    users = frozenset({("ns/t", user or f"of {uid}")})
+    return TakeablePod(uid, where, requests, uid, 0, "ns", users, priority, is_spare)
+
+
+def full(takeables: list[TakeablePod], **nodes: int) -> Capacity:
+    """Nodes by name with so many CPUs, on which these run."""
+    found = capacity(*(node(name, cpu) for name, cpu in nodes.items()))
+    for each in takeables:
+        placed = PodToPlace(each.uid, each.requests, each.group, each.replica)
+        found = found.place(placed, each.node)
+    return found
+
+
+def taken(found: Preemption | None) -> list[str]:
+    return sorted(each.uid for each in found.taken) if found is not None else []
+
+
+def test_a_spare_replica_goes_before_a_task_of_lower_priority() -> None:
+    running = [takeable("task", "n", 1), takeable("spare", "n", 100, is_spare=True)]
+    found = find_preemption([query("q", 10, "p")], {"p": pod("p")}, running, full(running, n=2))
+    assert taken(found) == ["spare"]
+
+
+def test_the_lowest_priority_goes_first_and_no_more_than_needed() -> None:
+    running = [takeable(f"t{p}", "n", p) for p in (3, 1, 2)]
+    found = find_preemption([query("q", 9, "p")], {"p": pod("p", 2)}, running, full(running, n=3))
+    assert taken(found) == ["t1", "t2"]
+
+
+def test_a_task_too_small_to_help_stays() -> None:
+    running = [takeable("small", "n", 1), takeable("large", "m", 2, 3)]
+    nodes = full(running, n=1, m=3)
+    found = find_preemption([query("q", 9, "p")], {"p": pod("p", 3)}, running, nodes)
+    assert taken(found) == ["large"]
+
+
+def test_neither_its_own_tasks_nor_those_of_its_priority_are_taken() -> None:
+    running = [takeable("own", "n", 1, user="q"), takeable("equal", "n", 9)]
+    nodes = full(running, n=2)
+    assert find_preemption([query("q", 9, "p")], {"p": pod("p")}, running, nodes) is None
+
+
+def test_nothing_is_taken_where_it_would_not_suffice_or_is_not_needed() -> None:
+    running = [takeable("t", "n", 1)]
+    pods = {"p": pod("p", 2)}
+    assert find_preemption([query("q", 9, "p")], pods, running, full(running, n=1)) is None
+    assert find_preemption([query("q", 9, "p")], pods, running, full(running, n=3)) is None
+
+
+_RUNNING = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(0, 9), st.integers(1, 3), st.booleans()),
+    max_size=6,
+)
+
+
+@given(_RUNNING, st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(0, 9))
+def test_what_is_taken_suffices_and_all_of_it_is_needed(
+    running: list[Any], sizes: list[int], priority: int
+) -> None:
+    pods = {f"p{n}": pod(f"p{n}", cpu) for n, cpu in enumerate(sizes)}
+    offered = [
+        takeable(f"t{n}", where, rank, cpu, is_spare=spare)
+        for n, (where, rank, cpu, spare) in enumerate(running)
+    ]
+    used = {name: sum(t.requests.cpu_m for t in offered if t.node == name) for name in "abc"}
+    nodes = full(offered, **{name: max(used[name], 1) for name in "abc"})
+    found = find_preemption([query("q", priority, *pods)], pods, offered, nodes)
+    if found is None:
+        return
+    assert found.taken
+    assert all(t.is_spare or t.priority < priority for t in found.taken)
+    for without in ((), *((t,) for t in found.taken)):
+        stays = [t for t in offered if t not in found.taken or t in without]
+        left = full(stays, **{name: max(used[name], 1) for name in "abc"})
+        assert (pack(pods.values(), left) is None) == bool(without)
+
+
+# --- a topology ---
+
+
+def spec_of_two_queries() -> dict[str, Any]:
+    """A source that both need, one task for the query of priority 100, two for the other one."""
+    spec = flights_spec()
+    source: dict[str, Any] = spec["sources"][0] | {"replicas": 2}
+    name = source["name"]
+    columns = "origin, time_hour"
+    operators: list[dict[str, Any]] = [
+        {"name": "clean", "inputs": [name], "sql": f"SELECT {columns} FROM {name}"},
+        {"name": "hot", "inputs": ["clean"], "sql": "SELECT origin, time_hour FROM clean"},
+        {
+            "name": "daily",
+            "inputs": ["clean"],
+            "keyBy": ["origin"],
+            "partitions": 2,
+            "window": {"size": "24h", "groupBy": ["origin"], "aggregate": "count(*) AS n"},
+        },
+    ]
+    sink = spec["queries"][0]["sink"]
+    queries = [
+        {"name": "alerts", "from": "hot", "priority": 100, "sink": sink},
+        {"name": "dashboard", "from": "daily", "priority": 10, "sink": sink},
+    ]
+    for entry, place in zip(queries, ("alerts", "dashboard"), strict=True):
+        files = {"url": f"file:///var/lib/rekindle/{place}", "format": "json"}
+        entry["sink"] = {"files": files}
+    replicated = [{**operator, "replicas": 2} for operator in operators]
+    return spec | {"sources": [source], "operators": replicated, "queries": queries}
+
+
+def cluster_of(nodes: str) -> ModelCluster:
+    cluster = ModelCluster()
+    cluster.checkpoint_epoch = 40
+    cluster.add_topology("flights", spec_of_two_queries())
+    for name in nodes:
+        cluster.add_node(name, cpu_m=1100, memory=3700 << 20)  # two tasks each, and a coordinator
+    cluster.settle()
+    return cluster
+
+
+def segments(cluster: ModelCluster) -> list[str]:
+    """Of the tasks on usable nodes, sorted."""
+    return sorted(
+        p.name.removeprefix("flights-").split("-")[0]
+        for p in cluster.tasks().values()
+        if p.node and p.node not in cluster.dead
+    )
+
+
+def lose(cluster: ModelCluster, segment: str, *more: str) -> None:
+    """All nodes with a task of the segment, and others; then time passes."""
+    assert set(cluster.query_states().values()) == {"Live"}
+    tasks = cluster.tasks().values()
+    lost = {p.node for p in tasks if p.node and p.name.startswith(f"flights-{segment}-")}
+    for name in sorted({*lost, *more}):
+        cluster.kill_node_until_not_ready(name)
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(3.0)
+        cluster.settle()
+
+
+def preempted(cluster: ModelCluster) -> list[str]:
+    """What each Event says was taken away: segment, what it was."""
+    notes = [e.note for e in cluster.events if e.reason == "Preempted"]
+    whats = [note.split(", ")[1].split(" whose")[0] for note in notes]
+    return sorted(f"{n.split('/')[0]}: {what}" for n, what in zip(notes, whats, strict=True))
+
+
+def test_spare_replicas_of_what_is_down_make_room_for_all_queries() -> None:
+    """Of four nodes with two tasks each, the two that held both replicas of `clean` are lost: four
+    slots are left, and four partitions are needed."""
+    cluster = cluster_of("abcd")
+    lose(cluster, "clean")
+    assert cluster.query_states() == {"alerts": "Live", "dashboard": "Live"}
+    assert segments(cluster) == ["clean", "daily", "daily", "hot"]
+    assert preempted(cluster) == ["daily: a spare replica"] * 2
+    note = next(e.note for e in cluster.events if e.reason == "Preempted")
+    assert "alerts (priority 100) is down and needs its capacity" in note
+
+
+def test_tasks_without_input_make_room_for_a_query_of_higher_priority() -> None:
+    cluster = cluster_of("abcd")
+    lose(cluster, "clean", "d")
+    assert cluster.query_states() == {"alerts": "Live", "dashboard": "Waiting"}
+    assert segments(cluster) == ["clean", "hot"]
+    assert preempted(cluster) == ["daily: a task of priority 10"] * 2
+
+
+def test_without_a_checkpoint_only_spare_replicas_make_room() -> None:
+    """The state of a task that has no other replica would be lost."""
+    cluster = cluster_of("abcd")
+    cluster.checkpoint_epoch = None
+    lose(cluster, "clean", "d")
+    assert segments(cluster) == ["daily", "daily"]
+    assert preempted(cluster) == []
+
+
+def test_what_answers_is_not_taken_away() -> None:
+    """A query of priority 10 goes on; one of priority 100 has lost its only task."""
+    cluster = ModelCluster()
+    cluster.checkpoint_epoch = 40
+    cluster.add_topology("flights", spec_of_two_queries())
+    other = spec_of_two_queries()
+    for entry in other["queries"]:
+        entry["priority"] = 1000
+    for name in "abcdef":
+        cluster.add_node(name, cpu_m=1100, memory=3700 << 20)
+    cluster.settle()
+    cluster.add_topology("other", other)
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(3.0)
+        cluster.settle()
+    assert set(cluster.query_states().values()) == {"Live"}
+    assert preempted(cluster) == []
+
+
+def test_a_query_in_blocking_mode_takes_nothing_away() -> None:
+    cluster = cluster_of("abcd")
+    cluster.edit("flights", recovery={"mode": "Blocking"})
+    cluster.settle()
+    lose(cluster, "clean", "d")
+    assert preempted(cluster) == []

@@ -1,0 +1,74 @@
+"""The records of a topic that rows become, and what is kept of those that are no rows. Pure."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Sequence
+from itertools import repeat
+from json.encoder import encode_basestring
+
+import pyarrow as pa
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
+
+from rekindle.connectors.json_writer import encode_lines
+from rekindle.objects import to_json
+
+Key = bytes | None
+
+
+def record_values(rows: pa.Table) -> list[bytes]:
+    """One JSON object for each row. Raises UnencodableValue."""
+    return encode_lines(rows).split(b"\n")[:-1]
+
+
+def record_keys(rows: pa.Table, columns: Sequence[str]) -> Sequence[Key]:
+    """The keys of the rows: of one column its value (the bytes of a STRING or BINARY, otherwise
+    what JSON has, without quotes), and none for NULL; of several a JSON object. Raises
+    UnencodableValue."""
+    if not columns:
+        return list(repeat(None, rows.num_rows))
+    if len(columns) > 1:
+        return record_values(rows.select(list(columns)))
+    column = rows.column(columns[0])
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
+        return list(column.cast(pa.binary()).to_pylist())
+    before = len(f"{{{encode_basestring(columns[0])}:".encode())
+    values = record_values(rows.select(list(columns)))
+    return [_without_quotes(value[before:-1]) for value in values]
+
+
+def _without_quotes(value: bytes) -> Key:
+    if value == b"null":
+        return None
+    return json.loads(value).encode() if value.startswith(b'"') else value
+
+
+def record_times_ms(rows: pa.Table, event_time: str | None, oldest_ms: int = 0) -> Sequence[int]:
+    """Unix times; 0, which is the time of writing, for rows without one, or with one before
+    `oldest_ms`."""
+    if event_time is None or event_time not in rows.schema.names:
+        return list(repeat(0, rows.num_rows))
+    times = rows.column(event_time).cast(pa.int64()).to_pylist()
+    return [0 if time is None or time < 1000 * oldest_ms else time // 1000 for time in times]
+
+
+def dead_letter(message: Message, error: str) -> bytes:
+    """A record that is no row, as a JSON line; its key and value in base64."""
+    kind, time_ms = message.timestamp()
+    letter = {
+        "topic": message.topic(),
+        "partition": message.partition(),
+        "offset": message.offset(),
+        "timestampMs": None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms,
+        "key": _base64(message.key()),
+        "value": _base64(message.value()),
+        "error": error,
+    }
+    return to_json(letter) + b"\n"
+
+
+def _base64(data: bytes | str | None) -> str | None:
+    if data is None:
+        return None
+    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
