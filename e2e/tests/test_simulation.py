@@ -34,7 +34,7 @@ from rekindle_testing.simulation.topologies import (
     Variant,
     draw_variant,
 )
-from rekindle_testing.simulation.values import Computation
+from rekindle_testing.simulation.values import TaskComputation
 
 pytestmark = pytest.mark.simulated
 
@@ -175,7 +175,7 @@ def test_a_failure_is_printed_with_the_faults_that_it_needs() -> None:
 @pytest.mark.parametrize("spec", WITH_TENTATIVE_RESULTS)
 def test_no_two_partitions_compute_the_same(spec: Spec) -> None:
     topology = compiled(TOPOLOGY, spec)
-    expected = Expected(Computation(topology))
+    expected = Expected(TaskComputation(topology))
     partitions = [Partition(s.id, i) for s in topology.segments for i in range(s.partitions)]
     assert len({expected.output(p, epoch=3) for p in partitions}) == len(partitions) > 2
 

@@ -22,7 +22,7 @@ from rekindle_testing.simulation.topologies import (
     VISITS,
     Spec,
 )
-from rekindle_testing.simulation.values import Computation, FoldedState, rows_of
+from rekindle_testing.simulation.values import FoldedState, TaskComputation, rows_of
 
 pytestmark = pytest.mark.simulated
 
@@ -35,7 +35,7 @@ class Run:
 
     def __init__(self, spec: Spec) -> None:
         self.topology = compiled(TOPOLOGY, spec)
-        self.computation = Computation(self.topology)
+        self.computation = TaskComputation(self.topology)
         self.expected = Expected(self.computation)
         for segment in self.topology.segments:
             for index in range(segment.partitions):

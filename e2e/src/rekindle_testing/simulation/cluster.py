@@ -41,7 +41,7 @@ from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
-from rekindle_testing.simulation.values import Computation
+from rekindle_testing.simulation.values import TaskComputation
 from rekindle_testing.simulation.waiting_checks import WaitingChecks
 from rekindle_testing.simulation.working import WorkingPods
 from rekindle_testing.simulation.wrong_result_checks import WrongResultChecks
@@ -89,7 +89,7 @@ class SimulatedCluster:
         self.sinks = SimulatedSinks(scheduler)
         self.wrong_results = WrongResults()
         self.network.servers |= {self.store.host: self.store, self.sinks.host: self.sinks}
-        computation = Computation(self.topology)
+        computation = TaskComputation(self.topology)
         self.checks = Checks(
             Expected(computation),
             build_graph(self.topology),

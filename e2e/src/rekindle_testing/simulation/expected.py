@@ -16,8 +16,8 @@ from rekindle.topology.model import Partition, Topology
 from rekindle_testing.simulation.chains import as_tuples, digests_of
 from rekindle_testing.simulation.plain_results import Arrived, Mark, plain_results
 from rekindle_testing.simulation.values import (
-    Computation,
     FoldedState,
+    TaskComputation,
     rows_of,
     watermark_of,
 )
@@ -37,7 +37,7 @@ class _After:
 
 
 class Expected:
-    def __init__(self, computation: Computation) -> None:
+    def __init__(self, computation: TaskComputation) -> None:
         self._computation = computation
         self._topology = computation.topology
         self._reads = _reads(computation.topology)

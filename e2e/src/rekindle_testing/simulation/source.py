@@ -9,7 +9,7 @@ from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.source import released_epoch, released_in_s
 from rekindle.topology.model import Partition
 from rekindle_testing.simulation.scheduler import SimulatedProcess
-from rekindle_testing.simulation.values import Computation, rows_of
+from rekindle_testing.simulation.values import TaskComputation, rows_of
 
 _LEAST_WAIT_S = 0.001
 _ORIGIN_US = 0  # epoch 0 begins when the simulation does
@@ -25,7 +25,7 @@ class SimulatedSource:
         next_epoch: int,
         clock: Callable[[], float],
         epoch_interval_us: int,
-        computation: Computation,
+        computation: TaskComputation,
     ) -> None:
         self._process = process
         self._partition = partition

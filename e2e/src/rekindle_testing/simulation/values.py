@@ -71,7 +71,7 @@ def watermark_of(value: str) -> int:
     return int(value.rpartition("@")[2] or 0)
 
 
-class Computation:
+class TaskComputation:
     """What the tasks of a topology compute, and the rows that values stand for."""
 
     def __init__(self, topology: Topology) -> None:
