@@ -256,7 +256,7 @@ class JoinOperator:
         further condition, only those by which it finds them."""
         if self.type in _WRITES_NO_PAIRS and self.condition is None:
             return [*PLACE, *side.shape.key_names]
-        return side.shape.schema.names
+        return [*PLACE, *side.names]
 
     def _matching(self, at: int, own: pa.Table, other: pa.Table) -> Pairs:
         """The pairs with equal keys, of rows with equal hashes."""

@@ -163,8 +163,8 @@ def between(state: OperatorState, slice_us: int, low: int, high: int) -> tuple[F
             parts.append((none, np.full_like(chosen, len(runs)), chosen, ones))
             runs.append(run)
     found = _concatenated(Probes(np.zeros(1, dtype=np.uint64), *bounds), runs, parts)
-    ((_, numbers),) = list(found.portions(1)) or [(None, np.zeros(0, dtype=np.int64))]
-    return found, numbers
+    numbers = [chosen for _, chosen in found.portions(1)]  # one portion: they are of one probe
+    return found, numbers[0] if numbers else np.zeros(0, dtype=np.int64)
 
 
 def _concatenated(
