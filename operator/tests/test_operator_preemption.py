@@ -254,9 +254,9 @@ def test_the_replica_that_stays_has_the_state(report: dict[str, Any], replica: i
     cluster.checkpoint_epoch = None
     daily = {n: p for n, p in cluster.tasks().items() if n.startswith("flights-daily-")}
     with_state = set()
-    for name, pod in daily.items():
-        assert pod.slot is not None
-        if pod.slot.replica_index == replica:
+    for name, view in daily.items():
+        assert view.slot is not None
+        if view.slot.replica_index == replica:
             cluster.task_reports[name] = report
         else:
             with_state.add(name)
@@ -329,7 +329,9 @@ def test_what_is_free_soon_is_kept_for_the_query_of_the_highest_priority() -> No
     queries = [query("first", 9, "p"), query("second", 8, "r")]
     assert find_preemption(queries, pods, running, full(running, n=3)) is None
     found = find_preemption(queries, pods, running, full(running, n=4))
-    assert taken(found) == ["t"] and found is not None and found.query.key[1] == "second"
+    assert taken(found) == ["t"]
+    assert found is not None
+    assert found.query.key[1] == "second"
 
 
 def test_the_work_is_bounded_however_many_queries_wait() -> None:

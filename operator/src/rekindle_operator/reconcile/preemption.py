@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle import names
-from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import Action, DeletePod, EmitEvent
@@ -216,19 +215,18 @@ def _can_stand_for(context: ReconcileContext, kept: SlotState, other: SlotState)
         return False
     report = context.report.task(other.slot.key, other.pod.incarnation)
     epoch = report.stable_epoch if report is not None else None
-    served = _epoch_served(context, kept)
-    return served > NO_EPOCH and (epoch is None or served >= epoch)
+    return _epoch_served(context, kept) >= (0 if epoch is None else max(epoch, 0))
 
 
 def _epoch_served(context: ReconcileContext, state: SlotState) -> int:
-    """The newest epoch that readers may read from it; NO_EPOCH: none."""
+    """The newest epoch that readers may read from it; -1: none."""
     if state.pod is None or not state.pod.was_ready:
-        return NO_EPOCH
+        return -1
     report = context.report.task(state.slot.key, state.pod.incarnation)
     if report is None or report.suspected or report.untrusted or report.stable_epoch is None:
-        return NO_EPOCH
+        return -1
     serves = report.phase is not None and report.phase.serves
-    return report.stable_epoch if serves else NO_EPOCH
+    return report.stable_epoch if serves else -1
 
 
 def _is_down(plan_input: PlanInput, query: QuerySpec, waiting: set[tuple[str, str]]) -> bool:
