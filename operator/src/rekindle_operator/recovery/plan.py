@@ -28,7 +28,8 @@ from rekindle_operator.recovery.sums import knapsack_of, scarce_resources
 from rekindle_operator.recovery.tentative_start import place_paths
 
 _EFFORT = 100_000  # of the search for a better set, in units of about a microsecond
-_PACKED = 20_000  # pods of all sets that the search tries to pack
+_SEARCHED = 3_000  # pods and nodes of a set, up to which better sets are searched for
+_PACKED = 20_000  # pods and nodes of all sets that the search tries to pack
 OVER_NAMESPACE_LIMIT = (
     "the namespace has used its share of the cluster, which the administrator limits"
 )
@@ -246,7 +247,7 @@ def _choose(
         return is_packed
 
     # Where packing one set takes longer than a plan may take, the greedy result stays.
-    if len(problem.union(best)) + len(capacity.nodes) <= _PACKED:
+    if len(problem.union(best)) + len(capacity.nodes) <= _SEARCHED:
         solve(problem, _EFFORT, accept, best)
     return {ordered[q].key for q in best}, packer.placement()
 
