@@ -322,6 +322,70 @@ def test_a_task_that_never_ends_elsewhere_keeps_nobody_waiting(
     assert cluster.query_states() == {"alerts": "Live", "dashboard": "Live"}
 
 
+def spec_with_a_small_query() -> dict[str, Any]:
+    """`alerts` (100) needs two nodes, `dash` (10) three, `low` (1) one; `root` is for all."""
+    spec, columns = flights_spec(), "origin, time_hour"
+    source = spec["sources"][0] | {"replicas": 1}
+
+    def operator(name: str, input_: str, partitions: int = 1) -> dict[str, Any]:
+        found = {"name": name, "inputs": [input_], "replicas": 1}
+        if partitions == 1:
+            return found | {"sql": f"SELECT {columns} FROM {input_}"}
+        window = {"size": "24h", "groupBy": ["origin"], "aggregate": "count(*) AS n"}
+        return found | {"keyBy": ["origin"], "partitions": partitions, "window": window}
+
+    def query(name: str, of: str, priority: int) -> dict[str, Any]:
+        sink = {"files": {"url": f"file:///var/lib/rekindle/{name}", "format": "json"}}
+        return {"name": name, "from": of, "priority": priority, "sink": sink}
+
+    operators = [
+        operator("root", source["name"]),
+        operator("middle", "root"),
+        operator("leaf", "middle", 2),
+        operator("hot", "root", 2),
+        operator("small", "root"),
+    ]
+    queries = [query("alerts", "hot", 100), query("dash", "leaf", 10), query("low", "small", 1)]
+    return spec | {"sources": [source], "operators": operators, "queries": queries}
+
+
+def test_what_ends_first_is_kept_for_the_query_it_was_taken_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two tasks are taken away and end one after the other: a query of priority 1 would fit."""
+    cluster = ModelCluster()
+    cluster.checkpoint_epoch = 40
+    cluster.add_topology("flights", spec_with_a_small_query())
+    for name in "abcdefgh":
+        cluster.add_node(name, cpu_m=600, memory=1900 << 20)
+    cluster.settle()
+    kept = {p.node for n, p in cluster.tasks().items() if "-root-" in n or "-leaf-" in n}
+    last = next(n for n in cluster.tasks() if "-leaf-1-" in n)
+    run = cluster.kubelets_and_scheduler
+
+    def without_the_last() -> bool:
+        raw = cluster.raw_pods[last]
+        if is_ending(raw):
+            del cluster.raw_pods[last]
+        changed = run()
+        cluster.raw_pods[last] = raw
+        return changed
+
+    monkeypatch.setattr(cluster, "kubelets_and_scheduler", without_the_last)
+    for name in sorted(set("abcdefgh") - kept):
+        cluster.kill_node_until_not_ready(name)
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(3.0)
+        cluster.settle()
+    assert set(cluster.query_states().values()) == {"Waiting"}
+    assert preempted(cluster) == ["leaf: a task of priority 10"] * 2
+    monkeypatch.undo()
+    cluster.settle()
+    states = {"alerts": "Live", "dash": "Waiting", "low": "Waiting"}
+    assert cluster.query_states() == states
+
+
 def test_what_is_free_soon_is_kept_for_the_query_of_the_highest_priority() -> None:
     """Of `first` nothing is taken, and `second` takes no part of what `first` gets."""
     running = [takeable("t", "n", 1)]

@@ -32,17 +32,14 @@ from rekindle_operator.recovery.preemption import (
     Preemption,
     TakeablePod,
     find_preemption,
-    without_pods,
 )
 from rekindle_operator.topology_status import QueryState
 
 _REASON = "Preempted"
 
 
-def preempt(
-    inputs: Sequence[PlanInput], plan: Plan, capacity: Capacity, pass_inputs: PassInputs
-) -> Preemption | None:
-    """`capacity`: before the plan, which has opened no gate."""
+def preempt(inputs: Sequence[PlanInput], plan: Plan, soon: Capacity) -> Preemption | None:
+    """`soon`: the capacity once tasks have ended that end now; the plan has opened no gate."""
     if not plan.waiting or plan.nodes:
         return None
     inputs = [plan_input for plan_input in inputs if _takes_part(plan_input)]
@@ -53,7 +50,6 @@ def preempt(
     if not waiting:
         return None
     takeable = [pod for i in inputs for pod in _takeable(i, waiting_keys)]
-    soon = without_pods(_ending(pass_inputs), capacity)
     return find_preemption(waiting, missing.pods, takeable, soon)
 
 
@@ -112,7 +108,7 @@ def _takes_part(plan_input: PlanInput) -> bool:
     return context.running.topology.spec.recovery.mode != "Blocking"
 
 
-def _ending(pass_inputs: PassInputs) -> list[PodOnNode]:
+def ending_tasks(pass_inputs: PassInputs) -> list[PodOnNode]:
     """Tasks that end on usable nodes, whose capacity is free in a moment."""
     usable = pass_inputs.losses.usable_nodes
     return [
