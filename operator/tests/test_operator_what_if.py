@@ -163,14 +163,14 @@ def test_a_manifest_with_any_wrong_part_is_planned_or_refused() -> None:
     for wrong in changed(whole):
         if isinstance(wrong, dict):
             with suppress(RekindleError):
-                what_if([topology()], [wrong, node("b")], [], [], [])
+                what_if([], [wrong, node("b")], [], [], [])
     given = topology()
     for wrong in changed(given["metadata"]):
         with suppress(RekindleError):
-            what_if([given | {"metadata": wrong}], [node("b")], [], [], [])
+            what_if([given | {"metadata": wrong}], [], [], [], [])
     for wrong in WRONG:
         with suppress(RekindleError):
-            what_if([given | {"spec": wrong}], [node("b")], [], [], [])
+            what_if([given | {"spec": wrong}], [], [], [], [])
 
 
 def test_a_topology_that_recovers_as_a_whole_is_refused() -> None:
