@@ -97,7 +97,7 @@ def test_what_is_missing_or_too_much_is_said(
         ("[" * 100_000, "is not JSON"),
         ("\udcff", "is not JSON"),
         ("[]", "the instance: must be an object"),
-        ('{"capacity": {"cpu": "1e999999"}}', "capacity.cpu: 1e999999 must be from 1e-30"),
+        ('{"capacity": {"cpu": "1e999999"}}', "capacity.cpu: '1e999999' is not a quantity"),
         ('{"capacity": {"cpu": -1}}', "capacity.cpu: -1 is negative"),
         ('{"capacity": {"cpu": NaN}}', "capacity.cpu: nan is not a quantity"),
     ],
