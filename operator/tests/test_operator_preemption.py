@@ -5,14 +5,19 @@ Design: docs/design/recovery.md#preemption.
 
 from __future__ import annotations
 
+import copy
+from time import process_time
 from typing import Any
 
+import pytest
 from flights_example import flights_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from model_cluster import ModelCluster
+from model_objects import rfc3339
 from plan_parts import capacity, node, pod, query
 
+from rekindle.names import LABEL_TOPOLOGY
 from rekindle_operator.cluster.amounts import ResourceAmounts
 from rekindle_operator.recovery.misfits import PodToPlace
 from rekindle_operator.recovery.pack import Capacity, pack
@@ -229,3 +234,176 @@ def test_a_query_in_blocking_mode_takes_nothing_away() -> None:
     cluster.settle()
     lose(cluster, "clean", "d")
     assert preempted(cluster) == []
+
+
+NO_STATE: list[dict[str, Any]] = [
+    {"suspected": True},
+    {"phase": "Waiting"},
+    {"phase": "Restoring"},
+    {"phase": "Failed"},
+    {"phase": "CatchingUp", "stableEpoch": 0},
+    {"untrusted": True},
+]
+
+
+@pytest.mark.parametrize("replica", [0, 1])
+@pytest.mark.parametrize("report", NO_STATE)
+def test_the_replica_that_stays_has_the_state(report: dict[str, Any], replica: int) -> None:
+    """Without a checkpoint, state and log may be in the pod of one replica alone."""
+    cluster = cluster_of("abcd")
+    cluster.checkpoint_epoch = None
+    daily = {n: p for n, p in cluster.tasks().items() if n.startswith("flights-daily-")}
+    with_state = set()
+    for name, view in daily.items():
+        assert view.slot is not None
+        if view.slot.replica_index == replica:
+            cluster.task_reports[name] = report
+        else:
+            with_state.add(name)
+    lose(cluster, "clean")
+    assert with_state <= cluster.tasks().keys()
+    assert preempted(cluster) == ["daily: a spare replica"] * 2
+
+
+def hold(cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on pods that terminate do not end."""
+    run = cluster.kubelets_and_scheduler
+
+    def without_ends() -> bool:
+        ending = {n: r for n, r in cluster.raw_pods.items() if is_ending(r)}
+        for name in ending:
+            del cluster.raw_pods[name]
+        changed = run()
+        cluster.raw_pods.update(ending)
+        return changed
+
+    monkeypatch.setattr(cluster, "kubelets_and_scheduler", without_ends)
+
+
+def is_ending(raw: dict[str, Any]) -> bool:
+    return bool(raw["metadata"].get("deletionTimestamp"))
+
+
+def test_while_what_was_taken_ends_nothing_else_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = cluster_of("abcd")
+    hold(cluster, monkeypatch)
+    lose(cluster, "clean")
+    for _ in range(20):
+        cluster.pass_time(6.0)
+        cluster.settle()
+    assert len(preempted(cluster)) == 2
+    monkeypatch.undo()
+    cluster.settle()
+    assert cluster.query_states() == {"alerts": "Live", "dashboard": "Live"}
+
+
+def test_a_task_that_never_ends_elsewhere_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Such as one with a volume that cannot be unmounted, on a node too small to help."""
+    cluster = cluster_of("abcd")
+    cluster.add_node("small", cpu_m=100, memory=100 << 20)
+    raw = copy.deepcopy(next(r for n, r in cluster.raw_pods.items() if "-hot-" in n))
+    raw["metadata"] |= {"name": "stays", "uid": "stays", "deletionTimestamp": rfc3339(cluster.now)}
+    raw["metadata"]["labels"] |= {LABEL_TOPOLOGY: "other"}
+    raw["metadata"]["ownerReferences"] = []
+    raw["spec"]["nodeName"] = "small"
+    raw["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "10m"}}
+    run = cluster.kubelets_and_scheduler
+
+    def without_end() -> bool:
+        cluster.raw_pods.pop("stays", None)
+        changed = run()
+        cluster.raw_pods["stays"] = raw
+        return changed
+
+    monkeypatch.setattr(cluster, "kubelets_and_scheduler", without_end)
+    lose(cluster, "clean")
+    assert cluster.query_states() == {"alerts": "Live", "dashboard": "Live"}
+
+
+def spec_with_a_small_query() -> dict[str, Any]:
+    """`alerts` (100) needs two nodes, `dash` (10) three, `low` (1) one; `root` is for all."""
+    spec, columns = flights_spec(), "origin, time_hour"
+    source = spec["sources"][0] | {"replicas": 1}
+
+    def operator(name: str, input_: str, partitions: int = 1) -> dict[str, Any]:
+        found = {"name": name, "inputs": [input_], "replicas": 1}
+        if partitions == 1:
+            return found | {"sql": f"SELECT {columns} FROM {input_}"}
+        window = {"size": "24h", "groupBy": ["origin"], "aggregate": "count(*) AS n"}
+        return found | {"keyBy": ["origin"], "partitions": partitions, "window": window}
+
+    def query(name: str, of: str, priority: int) -> dict[str, Any]:
+        sink = {"files": {"url": f"file:///var/lib/rekindle/{name}", "format": "json"}}
+        return {"name": name, "from": of, "priority": priority, "sink": sink}
+
+    operators = [
+        operator("root", source["name"]),
+        operator("middle", "root"),
+        operator("leaf", "middle", 2),
+        operator("hot", "root", 2),
+        operator("small", "root"),
+    ]
+    queries = [query("alerts", "hot", 100), query("dash", "leaf", 10), query("low", "small", 1)]
+    return spec | {"sources": [source], "operators": operators, "queries": queries}
+
+
+def test_what_ends_first_is_kept_for_the_query_it_was_taken_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two tasks are taken away and end one after the other: a query of priority 1 would fit."""
+    cluster = ModelCluster()
+    cluster.checkpoint_epoch = 40
+    cluster.add_topology("flights", spec_with_a_small_query())
+    for name in "abcdefgh":
+        cluster.add_node(name, cpu_m=600, memory=1900 << 20)
+    cluster.settle()
+    kept = {p.node for n, p in cluster.tasks().items() if "-root-" in n or "-leaf-" in n}
+    last = next(n for n in cluster.tasks() if "-leaf-1-" in n)
+    run = cluster.kubelets_and_scheduler
+
+    def without_the_last() -> bool:
+        raw = cluster.raw_pods[last]
+        if is_ending(raw):
+            del cluster.raw_pods[last]
+        changed = run()
+        cluster.raw_pods[last] = raw
+        return changed
+
+    monkeypatch.setattr(cluster, "kubelets_and_scheduler", without_the_last)
+    for name in sorted(set("abcdefgh") - kept):
+        cluster.kill_node_until_not_ready(name)
+    cluster.settle()
+    for _ in range(4):
+        cluster.pass_time(3.0)
+        cluster.settle()
+    assert set(cluster.query_states().values()) == {"Waiting"}
+    assert preempted(cluster) == ["leaf: a task of priority 10"] * 2
+    monkeypatch.undo()
+    cluster.settle()
+    states = {"alerts": "Live", "dash": "Waiting", "low": "Waiting"}
+    assert cluster.query_states() == states
+
+
+def test_what_is_free_soon_is_kept_for_the_query_of_the_highest_priority() -> None:
+    """Of `first` nothing is taken, and `second` takes no part of what `first` gets."""
+    running = [takeable("t", "n", 1)]
+    pods = {"p": pod("p", 2), "r": pod("r", 2)}
+    queries = [query("first", 9, "p"), query("second", 8, "r")]
+    assert find_preemption(queries, pods, running, full(running, n=3)) is None
+    found = find_preemption(queries, pods, running, full(running, n=4))
+    assert taken(found) == ["t"]
+    assert found is not None
+    assert found.query.key[1] == "second"
+
+
+def test_the_work_is_bounded_however_many_queries_wait() -> None:
+    """A pass takes place each half second. 2,000 queries wait on 200 nodes, in vain."""
+    running = [takeable(f"t{n}", f"n{n}", 0) for n in range(200)]
+    nodes = full(running, **{f"n{n}": 3 for n in range(200)})
+    pods = {f"p{n}": pod(f"p{n}", 1 + n % 7) for n in range(20_000)}
+    waiting = [query(f"q{n}", 1 + n, *(f"p{n * 10 + i}" for i in range(10))) for n in range(2_000)]
+    began = process_time()
+    assert find_preemption(waiting, pods, running, nodes) is None
+    assert process_time() - began < 3

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -134,3 +137,44 @@ def test_tasks_of_a_cluster_stay_where_they_are() -> None:
 
 def _waits(found: list[str], query: str) -> bool:
     return any(f"flights/{query} waits" in line for line in found)
+
+
+WRONG: tuple[Any, ...] = (3, -1, "x", "1e999999", float("nan"), [1], {"x": 1}, [{}], None, True)
+
+
+def changed(document: Any) -> Iterator[Any]:
+    """The document with one part of it replaced, each part by each wrong value."""
+    yield from WRONG
+    parts = document.items() if isinstance(document, dict) else enumerate(document)
+    for key, part in list(parts) if isinstance(document, dict | list) else ():
+        for wrong in changed(part) if isinstance(part, dict | list) else WRONG:
+            copied = copy.copy(document)
+            copied[key] = wrong
+            yield copied
+
+
+def test_a_manifest_with_any_wrong_part_is_planned_or_refused() -> None:
+    """Files are written by hand: what cannot be read is named, and nothing fails in between."""
+    whole = node("a") | {
+        "spec": {"unschedulable": False, "taints": [{"key": "k", "effect": "NoSchedule"}]}
+    }
+    whole["status"]["conditions"] = [{"type": "Ready", "status": "True"}]
+    whole["metadata"] |= {"labels": {"zone": "z"}, "annotations": {"a": "b"}}
+    for wrong in changed(whole):
+        if isinstance(wrong, dict):
+            with suppress(RekindleError):
+                what_if([], [wrong, node("b")], [], [], [])
+    given = topology()
+    for wrong in changed(given["metadata"]):
+        with suppress(RekindleError):
+            what_if([given | {"metadata": wrong}], [], [], [], [])
+    for wrong in WRONG:
+        with suppress(RekindleError):
+            what_if([given | {"spec": wrong}], [], [], [], [])
+
+
+def test_a_topology_that_recovers_as_a_whole_is_refused() -> None:
+    """Its queries do not come back one by one, as a plan would say."""
+    blocking = topology(spec=flights_spec() | {"recovery": {"mode": "Blocking"}})
+    with pytest.raises(RekindleError, match=r"default/flights: recovery\.mode is Blocking"):
+        what_if([blocking], [node("a")], [], [], [])

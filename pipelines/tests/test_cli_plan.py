@@ -91,6 +91,51 @@ def test_what_is_missing_or_too_much_is_said(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "is not JSON"),
+        ("\udcff", "is not JSON"),
+        ("[]", "the instance: must be an object"),
+        ('{"capacity": {"cpu": "1e999999"}}', "capacity.cpu: '1e999999' is not a quantity"),
+        ('{"capacity": {"cpu": -1}}', "capacity.cpu: -1 is negative"),
+        ('{"capacity": {"cpu": NaN}}', "capacity.cpu: nan is not a quantity"),
+    ],
+)
+def test_a_wrong_instance_is_refused(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "instance.json"
+    path.write_bytes(text.encode(errors="surrogateescape"))
+    if text.startswith("{"):
+        given = json.loads(text)
+        path.write_text(json.dumps({"operators": {}, "queries": {}} | given))
+    assert main(["plan", "--instance", str(path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("priority", [10**400, 10**16, -1, 1e308, True, "1", None])
+def test_a_priority_is_a_whole_number_that_sums_can_hold(
+    priority: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "instance.json"
+    queries = {"alerts": {"priority": priority, "operators": ["clean"]}}
+    path.write_text(json.dumps(INSTANCE | {"queries": queries}))
+    assert main(["plan", "--instance", str(path)]) == 1
+    assert "queries.alerts.priority: must be a whole number from 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [b"items: 3", b"\xff\xfe", b"3", b"", b"[1, 2]", b"{"])
+def test_a_file_without_nodes_is_refused(
+    text: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "nodes.yaml"
+    path.write_bytes(text)
+    assert main(["plan", "-f", str(EXAMPLE), "--nodes", str(path)]) == 1
+    err = capsys.readouterr().err
+    assert f"rekindle plan: {path} " in err or "has no metadata.name" in err
+
+
 def test_nodes_to_add_have_a_size(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["plan", "flights", "--add", "3"])

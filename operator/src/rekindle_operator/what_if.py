@@ -9,9 +9,9 @@ Design: docs/design/recovery.md#plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rekindle import names
 from rekindle.errors import InvalidTopology, RekindleError
@@ -29,6 +29,7 @@ from rekindle_operator.resources.coordinator import coordinator_pod
 from rekindle_operator.resources.task import task_pod
 from rekindle_operator.settings import PodDefaults
 
+T = TypeVar("T")
 Json = Mapping[str, Any]
 _EPOCH = "1970-01-01T00:00:00Z"
 _MAX_PREEMPTIONS = 100  # queries for which something is taken away
@@ -58,14 +59,14 @@ def what_if(
 ) -> list[str]:
     """Lines for users. `topologies`, `nodes`, `pods`: objects of Kubernetes. `added`: allocatable
     resources of further nodes. Raises RekindleError."""
-    views = {view.name: view for view in map(_node, nodes)}
+    views = {view.name: view for view in (_read(_node, raw) for raw in nodes)}
     if unknown := sorted(set(lost) - views.keys()):
         raise RekindleError(f"there is no node {', '.join(unknown)}: there is {_listed(views)}")
     world = _World(topologies, pods, views)
     after = {name: view for name, view in views.items() if name not in lost}
     for number, quantities in enumerate(added, start=1):
         raw = {"metadata": {"name": f"added-{number}"}, "status": {"allocatable": quantities}}
-        after[f"added-{number}"] = _node(raw)
+        after[f"added-{number}"] = _read(_node, raw)
     return world.lines_after({n: v for n, v in after.items() if v.ready and not v.cordoned})
 
 
@@ -97,11 +98,18 @@ class _World:
             self._nodes_of = dict(self._plan(usable)[0].nodes)
 
     def _add_topology(self, raw: Json) -> None:
-        view = topology_view(_with_defaults(raw))
+        view = _read(lambda given: topology_view(_with_defaults(given)), raw)
+        if not isinstance(view.spec, Mapping):
+            raise RekindleError(f"{view.key}: spec must be an object")
         try:
             topology = compile_topology(load_spec(dict(view.spec)), view.name)
         except InvalidTopology as error:
             raise RekindleError(f"{view.key}: {error}") from error
+        if topology.spec.recovery.mode == "Blocking":
+            raise RekindleError(
+                f"{view.key}: recovery.mode is Blocking, and nothing of it starts before all fits; "
+                "plans are of modes in which queries come back one by one"
+            )
         spec = coordinator_pod(view, 1, (), PodDefaults())["spec"]
         name = f"{view.name} coordinator"
         self._coordinators[view.uid] = PodToPlace.of_spec(spec, name, name)
@@ -273,11 +281,22 @@ def _node(raw: Json) -> NodeView:
     return view if raw.get("status", {}).get("conditions") else replace(view, ready=True)
 
 
+def _read(convert: Callable[[Json], T], raw: Json) -> T:
+    """Of a file, so any field may have any type."""
+    try:
+        return convert(raw)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        what = raw.get("kind", "manifest")
+        raise RekindleError(f"a {what} cannot be read: {error}: {raw!r:.200}") from error
+
+
 def _with_defaults(raw: Json) -> dict[str, Any]:
     meta = {"namespace": "default", "resourceVersion": "1", "creationTimestamp": _EPOCH}
     given = {k: v for k, v in (raw.get("metadata") or {}).items() if v is not None}
     if "name" not in given:
         raise RekindleError(f"a {raw.get('kind', 'manifest')} has no metadata.name")
+    if not all(isinstance(given.get(field, ""), str) for field in ("name", "namespace", "uid")):
+        raise ValueError("metadata.name, namespace and uid must be strings")
     meta |= {"uid": f"{given.get('namespace', 'default')}/{given['name']}"} | given
     status = dict(raw.get("status") or {})
     if allocatable := status.get("allocatable"):

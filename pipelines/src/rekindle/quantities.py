@@ -18,6 +18,9 @@ _UNITS = {
 } | {f"{unit}i": Decimal(1024**n) for n, unit in enumerate("KMGTPE", start=1)}
 
 
+_MAX_EXPONENT = 40  # Kubernetes has none above 2^63 x 10^18; more would be minutes of arithmetic
+
+
 def parse_quantity(text: str | int | float) -> Decimal:
     """`"250m"` -> 0.25, `"1Gi"` -> 1073741824. Raises ValueError if it is not a quantity."""
     value = str(text).strip()
@@ -28,6 +31,6 @@ def parse_quantity(text: str | int | float) -> Decimal:
         quantity = Decimal(value) if unit is None else Decimal(number) * unit
     except InvalidOperation:
         quantity = Decimal("nan")
-    if not quantity.is_finite():
+    if not quantity.is_finite() or quantity.adjusted() > _MAX_EXPONENT:
         raise ValueError(f"{text!r} is not a quantity; write it like 250m, 2 or 1Gi")
     return quantity

@@ -55,7 +55,7 @@ from rekindle_operator.reconcile.planning import (
     with_pods_to_place,
     with_reasons,
 )
-from rekindle_operator.reconcile.preemption import deletions, preempt
+from rekindle_operator.reconcile.preemption import deletions, ending_tasks, preempt
 from rekindle_operator.reconcile.rebalancing import (
     GivenUp,
     any_pod_waits,
@@ -90,7 +90,7 @@ from rekindle_operator.recovery.losses import assess_nodes
 from rekindle_operator.recovery.misfits import NodeCapacity
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
-from rekindle_operator.recovery.preemption import Preemption
+from rekindle_operator.recovery.preemption import Preemption, without_pods
 from rekindle_operator.settings import OperatorSettings
 
 T = TypeVar("T")
@@ -153,11 +153,13 @@ def reconcile_all(
     needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies, find_needs)
 
     # 5. Make one plan over all topologies: which queries come back, on which nodes.
-    plan = plan_all([n.plan_input for n in needs.values()], capacity)
+    ending = ending_tasks(pass_inputs)
+    soon = without_pods(ending, capacity) if ending else None
+    plan = plan_all([n.plan_input for n in needs.values()], capacity, soon)
 
     # 6. Decide what it takes away from what is down, and the actions of each topology: status,
     # Events, pods, gates.
-    preemption = preempt([n.plan_input for n in needs.values()], plan, capacity, pass_inputs)
+    preemption = preempt([n.plan_input for n in needs.values()], plan, soon or capacity)
     decisions = topologies.run(lambda found: _decide(found, plan, preemption), needs)
 
     # 7. Report topologies for which that failed. Accepting a newer generation may correct it.

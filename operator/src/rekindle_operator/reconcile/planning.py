@@ -116,10 +116,21 @@ class Missing:
     spares: list[SpareReplica]
 
 
-def plan_all(inputs: Sequence[PlanInput], capacity: Capacity) -> Plan:
-    """One plan over all topologies."""
+def plan_all(inputs: Sequence[PlanInput], capacity: Capacity, soon: Capacity | None = None) -> Plan:
+    """One plan over all topologies. `soon`: the capacity once tasks have ended that end now. They
+    end one after the other: what the first ones leave free is kept for queries that start with it
+    all, for as long as capacity is reserved for a query."""
     missing = missing_of(inputs)
-    return make_plan(missing.down, missing.pods, missing.spares, capacity)
+    plan = make_plan(missing.down, missing.pods, missing.spares, capacity)
+    if soon is None or not plan.waiting or not plan.nodes:
+        return plan
+    later = {r.key for r in make_plan(missing.down, missing.pods, (), soon).starting_now}
+    waiting = {r.key for r in plan.waiting}
+    keep = (q.key in waiting & later and not q.capacity_reservation_is_over for q in missing.down)
+    if not any(keep):
+        return plan
+    held = {q.key for q in missing.down} - later
+    return make_plan(missing.down, missing.pods, missing.spares, capacity, held)
 
 
 def missing_of(inputs: Sequence[PlanInput]) -> Missing:

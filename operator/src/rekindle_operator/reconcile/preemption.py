@@ -1,9 +1,9 @@
 """Tasks that are taken away for a query that is down, and what says so. Pure.
 
 Only while nothing else may change soon: the query's pods have waited for some seconds, the plan
-opens no gate, and no task is being deleted on a usable node, whose capacity would be free in a
-moment. A task is offered only if its queries wait, according to this pass and to the status, and to
-a coordinator that reports.
+opens no gate, and what tasks that end on usable nodes leave free would not suffice for it. A task
+is offered only if its queries wait, according to this pass and to the status, and to a coordinator
+that reports.
 
 Design: docs/design/recovery.md#preemption.
 """
@@ -16,7 +16,7 @@ from rekindle import names
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import Action, DeletePod, EmitEvent
-from rekindle_operator.reconcile.context import PassInputs
+from rekindle_operator.reconcile.context import PassInputs, ReconcileContext
 from rekindle_operator.reconcile.phases import SlotPhase
 from rekindle_operator.reconcile.planning import (
     PlanInput,
@@ -27,17 +27,20 @@ from rekindle_operator.reconcile.planning import (
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
-from rekindle_operator.recovery.preemption import Preemption, TakeablePod, find_preemption
+from rekindle_operator.recovery.preemption import (
+    PodOnNode,
+    Preemption,
+    TakeablePod,
+    find_preemption,
+)
 from rekindle_operator.topology_status import QueryState
 
 _REASON = "Preempted"
 
 
-def preempt(
-    inputs: Sequence[PlanInput], plan: Plan, capacity: Capacity, pass_inputs: PassInputs
-) -> Preemption | None:
-    """`capacity`: before the plan, which has opened no gate."""
-    if not plan.waiting or plan.nodes or _capacity_returns(pass_inputs):
+def preempt(inputs: Sequence[PlanInput], plan: Plan, soon: Capacity) -> Preemption | None:
+    """`soon`: the capacity once tasks have ended that end now; the plan has opened no gate."""
+    if not plan.waiting or plan.nodes:
         return None
     inputs = [plan_input for plan_input in inputs if _takes_part(plan_input)]
     missing = missing_of(inputs)
@@ -47,7 +50,7 @@ def preempt(
     if not waiting:
         return None
     takeable = [pod for i in inputs for pod in _takeable(i, waiting_keys)]
-    return find_preemption(waiting, missing.pods, takeable, capacity)
+    return find_preemption(waiting, missing.pods, takeable, soon)
 
 
 def deletions(plan_input: PlanInput, preemption: Preemption | None) -> list[Action]:
@@ -105,11 +108,22 @@ def _takes_part(plan_input: PlanInput) -> bool:
     return context.running.topology.spec.recovery.mode != "Blocking"
 
 
-def _capacity_returns(pass_inputs: PassInputs) -> bool:
-    """A task ends on a usable node."""
+def ending_tasks(pass_inputs: PassInputs) -> list[PodOnNode]:
+    """Tasks that end on usable nodes, whose capacity is free in a moment."""
     usable = pass_inputs.losses.usable_nodes
-    tasks = (pod for pod in pass_inputs.snapshot.pods if pod.role == names.ROLE_TASK)
-    return any(pod.terminating and pod.node in usable for pod in tasks)
+    return [
+        PodOnNode(
+            uid=pod.uid,
+            node=pod.node,
+            requests=pod.requests,
+            group=partition_key(pod.owner_uid or "", pod.slot) if pod.slot is not None else "",
+            replica=pod.slot.replica_index if pod.slot is not None else 0,
+            namespace=pod.namespace if pod.topology is not None else "",
+        )
+        for pod in pass_inputs.snapshot.pods
+        if pod.role == names.ROLE_TASK and pod.terminating and not pod.ended
+        if pod.node is not None and pod.node in usable
+    ]
 
 
 def _needs_that_waited(plan_input: PlanInput) -> set[str]:
@@ -143,10 +157,10 @@ def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[Take
         of = users[states[0].slot.segment]
         if not all(_is_down(plan_input, query, waiting) for query in of):
             continue
-        # The state is in the one that stays: the first of those that have been ready.
-        kept = min(states, key=lambda s: (not _has_been_ready(s), s.slot.replica_index))
+        # The state is in the one that stays: the newest one of those that serve.
+        kept = min(states, key=lambda s: (-_epoch_served(context, s), s.slot.replica_index))
         for state in states:
-            is_spare = state is not kept and _has_been_ready(kept)
+            is_spare = state is not kept and _can_stand_for(context, kept, state)
             if state.pod is None or not (is_spare or may_take_others):
                 continue
             found.append(
@@ -191,8 +205,24 @@ def _runs(state: SlotState, pass_inputs: PassInputs) -> bool:
     )
 
 
-def _has_been_ready(state: SlotState) -> bool:
-    return state.pod is not None and state.pod.was_ready
+def _can_stand_for(context: ReconcileContext, kept: SlotState, other: SlotState) -> bool:
+    """It has the state and the log of the other one, as their coordinator reports now."""
+    if context.report_stale_since is not None or other.pod is None:
+        return False
+    report = context.report.task(other.slot.key, other.pod.incarnation)
+    epoch = report.stable_epoch if report is not None else None
+    return _epoch_served(context, kept) >= (0 if epoch is None else max(epoch, 0))
+
+
+def _epoch_served(context: ReconcileContext, state: SlotState) -> int:
+    """The newest epoch that readers may read from it; -1: none."""
+    if state.pod is None or not state.pod.was_ready:
+        return -1
+    report = context.report.task(state.slot.key, state.pod.incarnation)
+    if report is None or report.suspected or report.untrusted or report.stable_epoch is None:
+        return -1
+    serves = report.phase is not None and report.phase.serves
+    return report.stable_epoch if serves else -1
 
 
 def _is_down(plan_input: PlanInput, query: QuerySpec, waiting: set[tuple[str, str]]) -> bool:

@@ -28,7 +28,8 @@ from rekindle_operator.recovery.sums import knapsack_of, scarce_resources
 from rekindle_operator.recovery.tentative_start import place_paths
 
 _EFFORT = 100_000  # of the search for a better set, in units of about a microsecond
-_PACKED = 20_000  # pods of all sets that the search tries to pack
+_SEARCHED = 3_000  # pods and nodes of a set, up to which better sets are searched for
+_PACKED = 20_000  # pods and nodes of all sets that the search tries to pack
 OVER_NAMESPACE_LIMIT = (
     "the namespace has used its share of the cluster, which the administrator limits"
 )
@@ -91,13 +92,14 @@ def make_plan(
     pods: Mapping[str, PodToPlace],
     spares: Sequence[SpareReplica],
     capacity: Capacity,
+    held: Container[tuple[str, str]] = (),
 ) -> Plan:
-    """`pods`: what would meet each need. Placements never exceed the capacity (I6). No query that
-    stays waiting fits into what remains (I8). Pods are spread over nodes, unless more spares find
-    a node if pods are packed tightly. A spare that finds no node does not change where the other
-    spares go."""
+    """`pods`: what would meet each need. `held`: queries that get nothing for now. Placements never
+    exceed the capacity (I6). No other query that stays waiting fits into what remains (I8). Pods
+    are spread over nodes, unless more spares find a node if pods are packed tightly. A spare that
+    finds no node does not change where the other spares go."""
     fits = capacity.fitting(pods)
-    possible = [q for q in queries if all(fits[need] for need in q.needs)]
+    possible = [q for q in queries if q.key not in held and all(fits[n] for n in q.needs)]
     needed = {need: pods[need] for q in possible for need in sorted(q.needs)}
     costs = _Costs(pods, capacity)
     if (placement := pack(needed.values(), capacity, PackingRule.SPREAD)) is not None:
@@ -115,7 +117,7 @@ def make_plan(
     only_capacity = {q.key for q in waiting if all(lacks_only_capacity[n] for n in q.needs)}
     missing = {need for q in reserving if q.key in only_capacity for need in q.needs}
     met = {need for q in queries if q.key in starts for need in q.needs}
-    may_be_next = [q for q in waiting if q.key not in over]
+    may_be_next = [q for q in waiting if q.key not in over and q.key not in held]
     possible_later = [q for q in may_be_next if q.key in only_capacity]
     paths = _paths_of_next(possible_later or may_be_next, set(pods) - met, costs)
 
@@ -246,7 +248,7 @@ def _choose(
         return is_packed
 
     # Where packing one set takes longer than a plan may take, the greedy result stays.
-    if len(problem.union(best)) + len(capacity.nodes) <= _PACKED:
+    if len(problem.union(best)) + len(capacity.nodes) <= _SEARCHED:
         solve(problem, _EFFORT, accept, best)
     return {ordered[q].key for q in best}, packer.placement()
 

@@ -9,21 +9,21 @@ Design: docs/design/recovery.md#preemption.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from rekindle_operator.cluster.amounts import ResourceAmounts
+from rekindle_operator.cluster.amounts import ResourceAmounts, total
 from rekindle_operator.recovery.misfits import PodToPlace
 from rekindle_operator.recovery.pack import Capacity, pack
 from rekindle_operator.recovery.plan import DownQuery
 
 _MAX_TAKEN = 64  # for one query
+_MAX_PACKED = 20_000  # pods and nodes, of all attempts to pack: some tenths of a second
 
 
 @dataclass(frozen=True, slots=True)
-class TakeablePod:
-    """A task that runs, of which no query answers. `users`: the queries that need its partition.
-    `is_spare`: another replica of the partition has its state and stays."""
+class PodOnNode:
+    """`group`: its partition."""
 
     uid: str
     node: str
@@ -31,6 +31,13 @@ class TakeablePod:
     group: str
     replica: int
     namespace: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakeablePod(PodOnNode):
+    """A task that runs, of which no query answers. `users`: the queries that need its partition.
+    `is_spare`: another replica of the partition has its state and stays."""
+
     users: frozenset[tuple[str, str]]
     priority: int  # the highest of its users
     is_spare: bool
@@ -49,20 +56,45 @@ def find_preemption(
     capacity: Capacity,
 ) -> Preemption | None:
     """For the query of the highest priority that it helps. `waiting`: queries that only lack
-    capacity; `pods`: what would meet each of their needs."""
+    capacity; `pods`: what would meet each of their needs. `capacity`: with what will be free soon;
+    a query that it suffices for keeps its part of it, and nothing is taken for that query."""
+    if not takeable:
+        return None
+    empty_nodes = _EmptyNodes(capacity)
+    room = total(node.free.clamped() for node in capacity.nodes.values())
+    packed = 0
     for query in sorted(waiting, key=lambda q: (-q.priority, q.key)):
         missing = [pods[need] for need in sorted(query.needs)]
-        nodes = {
-            name
-            for name, node in capacity.nodes.items()
-            if any(node.fits_when_empty(pod) for pod in missing)
-        }
+        nodes = frozenset[str]().union(*(empty_nodes.of(pod) for pod in missing))
         offered = [t for t in takeable if t.node in nodes and _may_take(t, query)]
         offered.sort(key=lambda t: (not t.is_spare, t.priority, t.group, -t.replica))
-        taken = _least(offered[:_MAX_TAKEN], missing, capacity)
-        if taken:
+        offered = offered[:_MAX_TAKEN]
+        needed = total(pod.requests for pod in missing)
+        if not (room + total(t.requests for t in offered)).covers(needed):
+            continue
+        packed += len(missing) + len(capacity.nodes)
+        if packed > _MAX_PACKED:
+            return None
+        if (placed := pack(missing, capacity)) is not None:
+            capacity, room = placed.capacity, room - needed
+        elif taken := _least(offered, missing, capacity):
             return Preemption(query, tuple(taken))
     return None
+
+
+class _EmptyNodes:
+    """The nodes that would take a pod if nothing else were on them."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._capacity = capacity
+        self._found: dict[tuple[object, ...], frozenset[str]] = {}
+
+    def of(self, pod: PodToPlace) -> frozenset[str]:
+        if (shape := pod.shape) not in self._found:
+            nodes = self._capacity.nodes.items()
+            found = frozenset(name for name, node in nodes if node.fits_when_empty(pod))
+            self._found[shape] = found
+        return self._found[shape]
 
 
 def _may_take(pod: TakeablePod, query: DownQuery) -> bool:
@@ -72,12 +104,13 @@ def _may_take(pod: TakeablePod, query: DownQuery) -> bool:
 def _least(
     offered: Sequence[TakeablePod], missing: Sequence[PodToPlace], capacity: Capacity
 ) -> list[TakeablePod]:
-    """The first ones that suffice, without those that are not needed; none if all do not."""
+    """The first ones that suffice, without those that are not needed; none if all do not. Without
+    any the capacity does not suffice."""
 
     def suffice(taken: Sequence[TakeablePod]) -> bool:
-        return pack(missing, _without(taken, capacity)) is not None
+        return pack(missing, without_pods(taken, capacity)) is not None
 
-    if suffice([]) or not suffice(offered):
+    if not offered or not suffice(offered):
         return []
     low, high = 0, len(offered)  # not enough, enough
     while high - low > 1:
@@ -91,9 +124,10 @@ def _least(
     return taken
 
 
-def _without(taken: Sequence[TakeablePod], capacity: Capacity) -> Capacity:
+def without_pods(gone: Iterable[PodOnNode], capacity: Capacity) -> Capacity:
+    """The capacity once these pods are gone."""
     nodes, share_left = dict(capacity.nodes), dict(capacity.share_left)
-    for pod in taken:
+    for pod in gone:
         node = nodes[pod.node]
         nodes[pod.node] = replace(
             node,

@@ -148,13 +148,18 @@ def _manifests(file: Path, kind: str) -> list[Any]:
 
     try:
         documents = [d for d in yaml.safe_load_all(file.read_text()) if d]
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise RekindleError(f"{file} is not YAML: {error}") from error
-    listed = [i for d in documents if isinstance(d, dict) for i in d.get("items") or [d]]
+    objects = [d for d in documents if isinstance(d, dict)]
+    listed = [i for d in objects for i in (d["items"] if _is_list(d) else [d])]
     found = [i for i in listed if isinstance(i, dict) and i.get("kind", kind) == kind]
     if not found:
         raise RekindleError(f"{file} has no {kind}")
     return found
+
+
+def _is_list(document: dict[str, Any]) -> bool:
+    return isinstance(document.get("items"), list)
 
 
 def _plan_instance(args: argparse.Namespace) -> int:
@@ -166,7 +171,7 @@ def _plan_instance(args: argparse.Namespace) -> int:
 
     try:
         document = json.loads(args.instance.read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RekindleError(f"{args.instance} is not JSON: {error}") from error
     began = time.monotonic()
     instance = parse_instance(document)

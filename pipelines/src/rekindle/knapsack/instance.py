@@ -18,6 +18,9 @@ from rekindle.errors import RekindleError
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle.quantities import parse_quantity
 
+_MAX_PRIORITY = 10**15  # sums of which are exact in the solver, too
+_MAX_DIGITS = 30  # before and after the decimal point
+
 
 class InvalidInstance(RekindleError):
     """`field`: its path."""
@@ -78,14 +81,17 @@ def _amount(value: Any, field: str) -> Decimal:
     except ValueError as error:
         raise InvalidInstance(field, str(error)) from error
     if amount < 0:
-        raise InvalidInstance(field, f"{value} is negative")
+        raise InvalidInstance(field, f"{value!s:.60} is negative")
+    if amount and not -_MAX_DIGITS <= amount.adjusted() < _MAX_DIGITS:
+        raise InvalidInstance(field, f"{value!s:.60} must be from 1e-30 to 1e30, or 0")
     return amount
 
 
 def _priority(value: Any, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidInstance(field, f"must be a whole number from 0, not {value!r:.60}")
-    return value
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= _MAX_PRIORITY:
+        raise InvalidInstance(field, f"must be a whole number from 0 to 10^15, not {value!r:.60}")
+    return int(value)
 
 
 def _needs(value: Any, numbers: Mapping[str, int], field: str) -> list[int]:
