@@ -166,7 +166,7 @@ _BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 @pytest.mark.usefixtures("start")
 def test_the_example_of_the_documentation(tmp_path: Path) -> None:
-    _, sessions, *_ = re.split("^#### .*$", DOCUMENTATION, flags=re.MULTILINE)
+    sessions = DOCUMENTATION.partition("#### Sessions\n")[2].partition("\n#### ")[0]
     _, _, of_distinct = DOCUMENTATION.partition("### distinct\n")
     manifest, clicks = _BLOCK.findall(sessions)
     operator = _BLOCK.findall(of_distinct)[0]
