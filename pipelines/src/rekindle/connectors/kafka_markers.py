@@ -13,10 +13,12 @@ Design: docs/design/exactly-once.md#topics-as-sinks.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, admin
 
 from rekindle.connectors.kafka_client import REQUEST_S, TopicClient, TopicUnavailable
+from rekindle.connectors.kafka_records import MOST_MS, TimeLimits
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
@@ -57,6 +59,12 @@ def decode_marker(data: bytes | None) -> int:
         raise ValueError(f"{data!r} is no marker") from error
 
 
+def _limit_ms(config: Mapping[str, admin.ConfigEntry], name: str) -> int | None:
+    """None: no limit, or a broker that does not have this setting."""
+    limit = int(config[name].value) if name in config else -1
+    return limit if 0 <= limit < MOST_MS else None
+
+
 class Markers:
     """Of one transactional id. Used by one thread. All methods raise TopicUnavailable,
     RecordsRemoved, ValueError."""
@@ -88,25 +96,27 @@ class Markers:
                 "once it has ended"
             ) from error
 
-    def rows_kept_ms(self) -> int | None:
-        """After how long the topic of the rows removes records, by their time; None: it does
-        not."""
+    def time_limits(self) -> TimeLimits:
+        """Of the topic of the rows: it removes records by their time, and refuses some."""
         resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
         try:
             found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
             config = found[resource].result()
         except KafkaException as error:
             raise TopicUnavailable(error.args[0].str()) from error
-        kept_ms = int(config["retention.ms"].value)
-        by_arrival = config["message.timestamp.type"].value == "LogAppendTime"
-        return None if kept_ms < 0 or by_arrival else kept_ms
+        if config["message.timestamp.type"].value == "LogAppendTime":
+            return TimeLimits()
+        settings = ("retention.ms", "message.timestamp.before.max.ms")
+        past = [found for name in settings if (found := _limit_ms(config, name)) is not None]
+        future = _limit_ms(config, "message.timestamp.after.max.ms")
+        return TimeLimits(min(past, default=None), future)
 
     def close(self) -> None:
         self._client.close()
 
     def _read_to(self, end: int) -> int:
         start = self._position
-        if start is None:
+        if start is None or end < start:  # another topic of this name
             start = self._client.beginnings([PARTITION])[PARTITION]
         if end > start:
             found = self._client.read({PARTITION: (start, end)})[PARTITION]
