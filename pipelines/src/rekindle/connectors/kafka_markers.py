@@ -76,6 +76,7 @@ class Markers:
         self._writer = writer.encode()
         self._through = NO_EPOCH
         self._position: int | None = None
+        self._topic_id = ""
         self._client = TopicClient(bootstrap_servers, self._markers, security)
         self._admin = self._client.admin
 
@@ -85,6 +86,8 @@ class Markers:
 
     def newest(self) -> int:
         self._open()
+        if self._client.describe()[0] != self._topic_id:
+            raise self._replaced()
         end = self._client.uncommitted_ends([PARTITION])[PARTITION]
         try:
             return self._read_to(end)
@@ -116,8 +119,10 @@ class Markers:
 
     def _read_to(self, end: int) -> int:
         start = self._position
-        if start is None or end < start:  # another topic of this name
+        if start is None:
             start = self._client.beginnings([PARTITION])[PARTITION]
+        if end < start:
+            raise self._replaced()
         if end > start:
             found = self._client.read({PARTITION: (start, end)})[PARTITION]
             for message in found.messages:
@@ -126,6 +131,13 @@ class Markers:
             start = found.end
         self._position = start
         return self._through
+
+    def _replaced(self) -> TopicUnavailable:
+        """The client has read the former one, and is of no use."""
+        return TopicUnavailable(
+            f"topic {self._markers} was deleted and created again, and what it said is lost: "
+            "restarted tasks may write results again"
+        )
 
     def _open(self) -> None:
         """Before the first read: creates the topic if it does not exist."""
@@ -138,6 +150,7 @@ class Markers:
             if self._replicas(self._markers) is None:
                 self._create(replicas)
             policy = self._client.cleanup_policy()
+            self._topic_id, _ = self._client.describe()
         except KafkaException as error:
             raise TopicUnavailable(f"topic {self._markers}: {error.args[0].str()}") from error
         if policy != "compact":

@@ -14,7 +14,6 @@ Design: docs/design/exactly-once.md#topics-as-sinks.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
@@ -281,10 +280,12 @@ class KafkaSink:
     def _session_ended(self, what: str, error: Exception) -> SinkRefused:
         """The session is over, whatever the outcome of the request was."""
         cause = error.args[0] if error.args else None
-        code = cause.code() if isinstance(cause, KafkaError) else None
         if self._producer is not None:
-            with contextlib.suppress(KafkaException):  # the same error again
+            try:
                 self._producer.poll(0)  # what was not delivered
+            except KafkaException as fatal:  # which other calls do not tell
+                cause = fatal.args[0]
+        code = cause.code() if isinstance(cause, KafkaError) else None
         lasted_s = self._clock() - self._began_at if self._group is not None else 0.0
         self._drop_producer()
         if code in _FENCED and lasted_s >= self._transaction_s:

@@ -107,6 +107,8 @@ class ValueDecoder:
     def _in_halves(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
         """The converted rows; halves what cannot be converted, until the rows are found that
         cannot."""
+        if not rows.num_rows:  # of types that are not read, perhaps
+            return self._nulls(0), {}
         try:
             return self._converted(rows), {}
         except SchemaMismatch as error:
