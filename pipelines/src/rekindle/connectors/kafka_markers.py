@@ -61,7 +61,7 @@ def decode_marker(data: bytes | None) -> int:
 
 def _limit_ms(config: Mapping[str, admin.ConfigEntry], name: str) -> int | None:
     """None: no limit, or a broker that does not have this setting."""
-    limit = int(config[name].value) if name in config else -1
+    limit = int(config[name].value or -1) if name in config else -1
     return limit if 0 <= limit < MOST_MS else None
 
 
@@ -110,7 +110,7 @@ class Markers:
         if config["message.timestamp.type"].value == "LogAppendTime":
             return TimeLimits()
         settings = ("retention.ms", "message.timestamp.before.max.ms")
-        past = [found for name in settings if (found := _limit_ms(config, name)) is not None]
+        past = [limit for name in settings if (limit := _limit_ms(config, name)) is not None]
         future = _limit_ms(config, "message.timestamp.after.max.ms")
         return TimeLimits(min(past, default=None), future)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from rekindle.topology.sql.event_time import Expression
 BLOCK_BYTES = 16 << 20
 """Bytes of values that are parsed together."""
 Values = Sequence[bytes | None]
+_Value = TypeVar("_Value", bytes, bytes | None)
 Numbers = npt.NDArray[np.int64]
 
 
@@ -81,7 +82,7 @@ class ValueDecoder:
     def decode(self, values: Values) -> Decoded:
         """None has a row of NULLs. Raises as `ValueFormat.parse`."""
         rows, bad, first = [], dict[int, str](), 0
-        for chunk in _chunks(values):
+        for chunk in chunks(values):
             decoded = self._decode(chunk)
             bad |= {first + at: what for at, what in decoded.bad.items()}
             rows.append(decoded.rows)
@@ -150,12 +151,12 @@ def present_values(values: Values) -> tuple[list[bytes], Numbers]:
     return [value for value in values if value is not None], np.array(numbers, np.int64)
 
 
-def _chunks(values: Values) -> list[Values]:
-    """Of about BLOCK_BYTES. They depend on the values alone."""
-    chunks, first, size = list[Values](), 0, 0
+def chunks(values: Sequence[_Value], most_bytes: int = BLOCK_BYTES) -> list[Sequence[_Value]]:
+    """Of about so many bytes. They depend on the values alone."""
+    found, first, size = list[Sequence[_Value]](), 0, 0
     for at, value in enumerate(values):
         size += len(value or b"")
-        if size > BLOCK_BYTES and at > first:
-            chunks.append(values[first:at])
+        if size > most_bytes and at > first:
+            found.append(values[first:at])
             first, size = at, len(value or b"")
-    return [*chunks, values[first:]] if first < len(values) else chunks
+    return [*found, values[first:]] if first < len(values) else found
