@@ -1,6 +1,6 @@
 """Time of an epoch: a task of Rekindle and Structured Streaming, same queries, interleaved.
 
-.venv/bin/python benchmarks/engine_epochs.py [--epochs 120] [--sink arrow|noop]
+.venv/bin/python benchmarks/engine_epochs.py [--epochs 120] [--sink arrow|noop] [--retained 1000000]
 
 Each engine has its own process and JVM, like a task, so that neither collects the other's garbage;
 they take turns, epoch by epoch, and one waits while the other works. Rows are created before the
@@ -18,6 +18,9 @@ has one shuffle partition, no batches without data, and a trigger when there is 
 the clock, which excludes its polling. With `--sink arrow` its rows get into the Python process as
 with Rekindle (foreachBatch, toArrow), and are not written; with `noop` it drops them.
 
+Joins have two inputs with half of the rows each; `retained` rows are in the tables, or in RocksDB,
+before the clock starts. About one row of the other input matches each.
+
 Not measured: external sinks, the network. Target: at most 0.35 of Structured Streaming's time, at
 p50 and at p99, without `saved`.
 """
@@ -34,7 +37,19 @@ from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
-from engine_parts import AGGREGATE, SCHEMA, SQL, BenchTask, make_epoch_input, topology
+from engine_parts import (
+    AGGREGATE,
+    JOIN,
+    JOINED,
+    JOINS,
+    SCHEMA,
+    SQL,
+    BenchTask,
+    JoinInputs,
+    join_operator,
+    make_epoch_input,
+    topology,
+)
 
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
@@ -64,9 +79,12 @@ Series = dict[str, list[float]]
 
 
 class Rekindle:
-    def __init__(self, kind: str, session: Any, directory: Path) -> None:
-        compiled = topology(kind, directory)
-        chain = SparkChain(compiled.segments[0], compiled, session)
+    def __init__(self, kind: str, minutes: int, session: Any, directory: Path) -> None:
+        if kind in JOINS:
+            compiled = topology(kind, directory, join_operator(kind, minutes), ("a", "b"))
+        else:
+            compiled = topology(kind, directory)
+        chain = SparkChain(compiled.segments[-1], compiled, session)
         self._task = BenchTask(compiled, chain, directory, FIRST_EPOCH)
 
     def step(self, one: EpochInput) -> dict[str, float]:
@@ -84,16 +102,26 @@ class Rekindle:
 
 
 class Streaming:
-    def __init__(self, kind: str, session: Any, directory: Path, sink: str) -> None:
-        self._in = directory / "in"
-        self._in.mkdir(parents=True)
-        options = {"maxFilesPerTrigger": "1"}
-        rows = session.readStream.schema(SCHEMA).options(**options).parquet(str(self._in))
+    def __init__(self, kind: str, minutes: int, session: Any, directory: Path, sink: str) -> None:
+        names = ("a", "b") if kind in JOINS else ("rows",)
+        self._in = [directory / name for name in names]
+        self._batch = -1  # the newest one that is counted
+        for name, place in zip(names, self._in, strict=True):
+            place.mkdir(parents=True)
+            options = {"maxFilesPerTrigger": "1"}
+            rows = session.readStream.schema(SCHEMA).options(**options).parquet(str(place))
+            if kind != "sql":
+                rows = rows.withWatermark("t", "1 minute")
+            rows.createOrReplaceTempView(name)
         if kind == "sql":
-            rows.createOrReplaceTempView("rows")
             frame = session.sql(SQL)
+        elif kind in JOINS:
+            apart = f"INTERVAL {minutes} MINUTES"
+            frame = session.sql(
+                f"SELECT {JOINED} FROM a {JOINS[kind]} JOIN b"
+                f" ON {JOIN} AND b.t BETWEEN a.t - {apart} AND a.t + {apart}"
+            )
         else:
-            rows.withWatermark("t", "1 minute").createOrReplaceTempView("rows")
             window, length = WINDOWS[kind]
             frame = session.sql(
                 f"SELECT {window}.start, {window}.end, k, {AGGREGATE} FROM rows"
@@ -107,12 +135,20 @@ class Streaming:
         self._query = writer.option("checkpointLocation", str(directory / "checkpoint")).start()
 
     def step(self, one: EpochInput) -> dict[str, float]:
-        hidden = self._in / f"_{one.epoch}.parquet"
-        pq.write_table(one.inputs[0], hidden)
-        hidden.rename(self._in / f"{one.epoch:06d}.parquet")
+        hidden = [place / f"_{one.epoch}.parquet" for place in self._in]
+        for rows, file in zip(one.inputs, hidden, strict=True):
+            pq.write_table(rows, file)
+        for file in hidden:
+            file.rename(file.with_name(f"{one.epoch:06d}.parquet"))
         self._query.processAllAvailable()
-        progress = [p for p in self._query.recentProgress if p["numInputRows"]][-1]
-        return {"streaming": float(progress["durationMs"]["triggerExecution"])}
+        # A trigger may come between the files of two inputs.
+        new = [
+            p
+            for p in self._query.recentProgress
+            if p["numInputRows"] and p["batchId"] > self._batch
+        ]
+        self._batch = new[-1]["batchId"]
+        return {"streaming": float(sum(p["durationMs"]["triggerExecution"] for p in new))}
 
     def stop(self) -> None:
         self._query.stop()
@@ -130,8 +166,8 @@ class Engine:
         self._process.start()
         process_end.close()
 
-    def begin(self, kind: str, rows: int) -> None:
-        self._pipe.send((kind, rows))
+    def begin(self, kind: str, rows: int, retained: int) -> None:
+        self._pipe.send((kind, rows, retained))
         self._pipe.recv()
 
     def step(self, number: int) -> dict[str, float]:
@@ -152,36 +188,48 @@ def _serve(pipe: Connection, name: str, directory: Path, archive: Path | None, s
     session = start_session("bench", conf=STREAMING, data_dir=directory, cds_archive=archive)
     session.sparkContext.setLogLevel("ERROR")  # the table is read on the same screen
     while (request := pipe.recv()) is not None:
-        kind, rows = request
+        kind, rows, retained = request
         place = directory / f"{kind}-{rows}"
-        ours = name == "rekindle"
-        engine = Rekindle(kind, session, place) if ours else Streaming(kind, session, place, sink)
-        rng = np.random.default_rng(rows)  # both engines draw the same rows
+        # Both engines draw the same rows.
+        joined, rng = JoinInputs(rows, retained, FIRST_EPOCH), np.random.default_rng(rows)
+        engine: Rekindle | Streaming
+        if name == "rekindle":
+            engine = Rekindle(kind, joined.minutes, session, place)
+        else:
+            engine = Streaming(kind, joined.minutes, session, place, sink)
         pipe.send("ready")
         while (number := pipe.recv()) is not None:
-            pipe.send(engine.step(make_epoch_input(number, rows, rng)))
+            is_join = kind in JOINS
+            pipe.send(
+                engine.step(
+                    joined.epoch(number) if is_join else make_epoch_input(number, rows, rng)
+                )
+            )
         engine.stop()
     stop_session(session)
 
 
-def compare(engines: dict[str, Engine], kind: str, rows: int, epochs: int) -> Series:
+def compare(engines: dict[str, Engine], kind: str, rows: int, epochs: int, retained: int) -> Series:
     for engine in engines.values():
-        engine.begin(kind, rows)
+        engine.begin(kind, rows, retained)
     times: Series = {name: [] for name in TIMED}
-    for number in range(FIRST_EPOCH, FIRST_EPOCH + WARM_UP_EPOCHS + epochs):
+    not_timed = WARM_UP_EPOCHS + (JoinInputs.FILL_EPOCHS if kind in JOINS else 0)
+    for number in range(FIRST_EPOCH, FIRST_EPOCH + not_timed + epochs):
         for engine in engines.values():
             for name, ms in engine.step(number).items():
                 times[name].append(ms)
     for engine in engines.values():
         engine.end()
-    return {name: series[WARM_UP_EPOCHS:] for name, series in times.items()}
+    return {name: series[not_timed:] for name, series in times.items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--epochs", type=int, default=120)
     parser.add_argument("--rows", type=int, nargs="*", default=[1_000, 10_000, 100_000])
-    parser.add_argument("--queries", nargs="*", default=["sql", "window", "session"])
+    queries = ["sql", "window", "session", *JOINS]
+    parser.add_argument("--queries", nargs="*", choices=queries, default=queries)
+    parser.add_argument("--retained", type=int, default=1_000_000, help="rows, by joins")
     parser.add_argument("--sink", choices=["arrow", "noop"], default="arrow")
     parser.add_argument("--archive", type=Path)
     arguments = parser.parse_args()
@@ -193,7 +241,7 @@ def main() -> None:
         }
         for kind in arguments.queries:
             for rows in arguments.rows:
-                series = compare(engines, kind, rows, arguments.epochs)
+                series = compare(engines, kind, rows, arguments.epochs, arguments.retained)
                 found = (milliseconds(kind, rows, series), ratios(kind, rows, series))
                 print("\n".join(map(format_row, found)), flush=True)
                 results += found

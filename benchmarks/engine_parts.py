@@ -51,16 +51,33 @@ OPERATORS = {
 }
 
 
-def topology(kind: str, directory: Path, operator: str = "") -> Topology:
-    """One segment; its checkpoint store is below `directory`. `operator`: instead of the one of a
-    kind, named `last`."""
-    text = f"""
-checkpoint: {{store: "file://{directory}/store"}}
-sources:
-- name: rows
+JOIN = "a.k = b.k AND a.v < b.v + 3000"
+JOINS = {"join": "Inner", "left": "Left"}
+"""Types, by kind."""
+JOINED = "a.k, a.v, b.v AS w, a.t"
+
+
+def join_operator(kind: str, minutes: int) -> str:
+    join = f'{{type: {JOINS[kind]}, "on": "{JOIN}", within: {minutes}m, select: "{JOINED}"}}'
+    return f"- {{name: last, inputs: [a, b], join: {join}}}"
+
+
+def topology(
+    kind: str, directory: Path, operator: str = "", sources: Iterable[str] = ("rows",)
+) -> Topology:
+    """Its checkpoint store is below `directory`. `operator`: instead of the one of a kind, named
+    `last`; with one source, it is in the only segment, and otherwise in the last one."""
+    of_sources = "".join(
+        f"""
+- name: {name}
   schema: "{SCHEMA}"
   eventTime: {{column: t}}
-  files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}
+  files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}"""
+        for name in sources
+    )
+    text = f"""
+checkpoint: {{store: "file://{directory}/store"}}
+sources:{of_sources}
 operators:
 {operator or OPERATORS[kind]}
 queries:
@@ -83,6 +100,45 @@ def make_epoch_input(number: int, rows: int, rng: np.random.Generator) -> EpochI
     return EpochInput(number, start - 2 * MINUTE_US, start - MINUTE_US, (table,))
 
 
+class JoinInputs:
+    """Epochs of two inputs, each with half of the rows, from number `first` on. The first
+    `FILL_EPOCHS` epochs together have `retained` rows, of `minutes`; each later one has `rows`, of
+    a minute. A row of one input matches about one of the other, which may be `minutes` away."""
+
+    FILL_EPOCHS = 10
+
+    def __init__(self, rows: int, retained: int, first: int) -> None:
+        self.minutes = max(self.FILL_EPOCHS, retained // rows)
+        self._rng = np.random.default_rng(rows)
+        self._rows = rows
+        self._retained = retained
+        self._first = first
+
+    def epoch(self, number: int) -> EpochInput:
+        of_fill, fills = self.minutes // self.FILL_EPOCHS, self.FILL_EPOCHS
+        at = number - self._first
+        if at < fills:
+            begin, minutes, rows = at * of_fill, of_fill, self._retained // fills
+        else:
+            begin, minutes, rows = fills * of_fill + at - fills, 1, self._rows
+        before = (begin - (of_fill if at <= fills else 1)) * MINUTE_US
+        begin_us = begin * MINUTE_US
+        tables = tuple(self._table(begin_us, minutes, rows // 2) for _ in range(2))
+        return EpochInput(number, before if at else NO_WATERMARK, begin_us, tables)
+
+    def _table(self, begin_us: int, minutes: int, rows: int) -> pa.Table:
+        times = begin_us + self._rng.integers(0, minutes * MINUTE_US, rows)
+        keys = self._rng.integers(0, max(1, self._retained // 2), rows).astype(str)
+        return pa.table(
+            {
+                "k": pa.array(np.char.add("key-", keys)),
+                "v": self._rng.standard_normal(rows) * 1000,
+                "n": self._rng.integers(0, 1_000_000, rows),
+                "t": pa.array(times).cast(pa.timestamp("us", "UTC")),
+            }
+        )
+
+
 class InMemoryInputs:
     """Epochs that are in memory; at most `max_epochs` of them a call."""
 
@@ -98,8 +154,8 @@ class InMemoryInputs:
 
 
 def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> TaskConfig:
-    """Of the first segment's task, its data below `directory`."""
-    segment = compiled.segments[0]
+    """Of the last segment's task, its data below `directory`."""
+    segment = compiled.segments[-1]
     return TaskConfig(
         ref=TaskRef(segment=segment.id, partition=0, replica=0, incarnation=1),
         bind="127.0.0.1",

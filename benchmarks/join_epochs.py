@@ -19,87 +19,32 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import yaml
-from engine_parts import MINUTE_US, SCHEMA
+from engine_parts import JoinInputs, join_operator, topology
 
 from rekindle.engine.model import State
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import current_jvm, start_session
 from rekindle.engine.state.spill import RunFiles
-from rekindle.streams.epochs import EpochInput
-from rekindle.topology.compile import compile_topology
-from rekindle.topology.load import load_spec
-from rekindle.topology.model import Topology
 from rekindle_testing.harness.report import Measurement, load_average, report
 
 TARGET_RATIO = 1.5
 WARM_UP_EPOCHS = 25
 EPOCHS_PER_CALL = 32
 STATE_BYTES = 256 << 20
-JOIN = "a.k = b.k AND a.v < b.v + 3000"
-
-
-def topology(minutes: int, directory: Path) -> Topology:
-    sources = "".join(
-        f"""
-- name: {name}
-  schema: "{SCHEMA}"
-  eventTime: {{column: t}}
-  files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}"""
-        for name in ("a", "b")
-    )
-    text = f"""
-checkpoint: {{store: "file://{directory}/store"}}
-sources:{sources}
-operators:
-- name: last
-  inputs: [a, b]
-  join: {{"on": "{JOIN}", within: {minutes}m, select: "a.k, a.v, b.v AS w, a.t"}}
-queries:
-- {{name: q, from: last, sink: {{files: {{url: "file:///tmp/sink"}}}}}}
-"""
-    return compile_topology(load_spec(yaml.safe_load(text)), "bench", skip_cluster_checks=True)
-
-
-class JoinInputs:
-    """Epochs of a minute of event time."""
-
-    def __init__(self, rows: int, keys: int) -> None:
-        self._rng = np.random.default_rng(rows)
-        self._rows = rows // 2
-        self._keys = keys
-
-    def epoch(self, number: int) -> EpochInput:
-        begin = number * MINUTE_US
-        return EpochInput(
-            number, begin - MINUTE_US, begin, (self._table(begin), self._table(begin))
-        )
-
-    def _table(self, begin: int) -> pa.Table:
-        times = begin + self._rng.integers(0, MINUTE_US, self._rows)
-        keys = self._rng.integers(0, self._keys, self._rows).astype(str)
-        return pa.table(
-            {
-                "k": pa.array(np.char.add("key-", keys)),
-                "v": self._rng.standard_normal(self._rows) * 1000,
-                "n": self._rng.integers(0, 1_000_000, self._rows),
-                "t": pa.array(times).cast(pa.timestamp("us", "UTC")),
-            }
-        )
 
 
 def _serve(pipe: Connection, rows: int, retained: int, directory: Path) -> None:
-    minutes = max(1, retained // rows)
-    compiled = topology(minutes, directory)
+    inputs = JoinInputs(rows, retained, first=0)
+    compiled = topology("join", directory, join_operator("join", inputs.minutes), ("a", "b"))
     session = start_session("bench", data_dir=directory)
     session.sparkContext.setLogLevel("ERROR")
     files = RunFiles(directory / "state", STATE_BYTES)
     chain = SparkChain(compiled.segments[-1], compiled, session, run_files=files)
-    inputs, state, number = JoinInputs(rows, keys=minutes * rows // 2), State(), 0
-    while number < minutes + EPOCHS_PER_CALL:
-        call = [inputs.epoch(number + at) for at in range(EPOCHS_PER_CALL)]
-        state, number = chain.process(state, call).state, number + EPOCHS_PER_CALL
+    state, number = State(), JoinInputs.FILL_EPOCHS
+    for filled in range(number):
+        state = chain.process(state, [inputs.epoch(filled)]).state
+    call = [inputs.epoch(number + at) for at in range(EPOCHS_PER_CALL)]
+    state, number = chain.process(state, call).state, number + EPOCHS_PER_CALL
     pipe.send(sum(table.rows for table in state.operators.values()))
     while pipe.recv():
         one = inputs.epoch(number)

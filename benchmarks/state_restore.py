@@ -31,6 +31,7 @@ import pyarrow as pa
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import Store
 from rekindle.engine.model import State
+from rekindle.engine.state.compaction import join_single_deltas
 from rekindle.engine.state.operator import EMPTY, OperatorState
 from rekindle.engine.state.spill import RunFiles
 from rekindle.engine.window_assigners import HoppingAssigner
@@ -144,7 +145,7 @@ class Epochs:
 
 
 def save(states: StateStore, epochs: Epochs, previous: Any) -> str:
-    state = State({"op": epochs.state}).with_joined_deltas()
+    state = State({"op": join_single_deltas(SHAPE.run_shape, epochs.state)})
     ref = states.save(
         "s",
         0,

@@ -95,3 +95,17 @@ def test_results_may_be_tentative_with_some_seeds() -> None:
     tentative = [r["spec"]["availability"] for r in resources if topologies.may_be_tentative(r)]
     assert 10 < len(tentative) < 30
     assert len({tuple(policies.values()) for policies in tentative}) >= 5
+
+
+def test_half_of_the_seeds_have_a_join_of_as_many_tasks() -> None:
+    resources = [topologies.topology_resources(10, seed)[topologies.METERS] for seed in range(40)]
+    names = ["exceeded" if "join" in r["spec"]["operators"][0] else "totals" for r in resources]
+    assert 10 < names.count("exceeded") < 30
+    tasks = {
+        sum(
+            node.get("partitions", 1) * node.get("replicas", 1)
+            for node in [*r["spec"]["sources"], *r["spec"]["operators"]]
+        )
+        for r in resources
+    }
+    assert tasks == {4}

@@ -15,6 +15,7 @@ from rekindle.topology.model import Partition
 from rekindle_testing.simulation import mutants, topologies
 from rekindle_testing.simulation.__main__ import describe_failure, summary
 from rekindle_testing.simulation.coordinator_api import TOPOLOGY, compiled
+from rekindle_testing.simulation.expected import Expected
 from rekindle_testing.simulation.faults import (
     NOT_DRAWN,
     FaultKind,
@@ -33,7 +34,7 @@ from rekindle_testing.simulation.topologies import (
     Variant,
     draw_variant,
 )
-from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.values import TaskComputation
 
 pytestmark = pytest.mark.simulated
 
@@ -174,7 +175,7 @@ def test_a_failure_is_printed_with_the_faults_that_it_needs() -> None:
 @pytest.mark.parametrize("spec", WITH_TENTATIVE_RESULTS)
 def test_no_two_partitions_compute_the_same(spec: Spec) -> None:
     topology = compiled(TOPOLOGY, spec)
-    expected = Expected(topology)
+    expected = Expected(TaskComputation(topology))
     partitions = [Partition(s.id, i) for s in topology.segments for i in range(s.partitions)]
     assert len({expected.output(p, epoch=3) for p in partitions}) == len(partitions) > 2
 

@@ -83,7 +83,12 @@ def test_valid_is_unknown_while_the_dry_run_is_pending(running: ModelCluster) ->
 
 @pytest.mark.parametrize(
     ("checkpoint", "status", "reason"),
-    [({"epoch": 100}, "True", "UpToDate"), ({"epoch": 40}, "False", "Overdue")],
+    [
+        ({"epoch": 100}, "True", "UpToDate"),
+        ({"epoch": 40}, "False", "Overdue"),
+        ({"epoch": 40, "nextEpoch": 109}, "True", "UpToDate"),
+        ({"epoch": 10, "nextEpoch": 49}, "False", "Overdue"),
+    ],
 )
 def test_overdue_checkpoints_are_reported(
     running: ModelCluster, checkpoint: dict[str, int], status: str, reason: str

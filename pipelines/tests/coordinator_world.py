@@ -35,10 +35,16 @@ class World:
     """Tasks, a store and one current coordinator (older ones may still run)."""
 
     def __init__(
-        self, parts: Sequence[SimulatedSegment], interval_epochs: int = 4, lends: bool = False
+        self,
+        parts: Sequence[SimulatedSegment],
+        interval_epochs: int = 4,
+        lends: bool = False,
+        replay_target: str | None = None,
     ) -> None:
         self.lends = lends  # whether tasks lend and borrow states
-        self.generation = make_generation(parts, interval_epochs=interval_epochs)
+        self.generation = make_generation(
+            parts, interval_epochs=interval_epochs, replay_target=replay_target
+        )
         self.graph: Graph = build_graph(self.generation.topology)
         self.inputs = dict(self.graph.inputs)  # of older generations too
         self.interval_epochs = interval_epochs

@@ -36,7 +36,7 @@ from rekindle.checkpoints.store import Store
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import compaction, operator
-from rekindle.engine.state.compaction import compact_all
+from rekindle.engine.state.compaction import compact_all, join_single_deltas
 from rekindle.engine.state.operator import EMPTY, OperatorState, match_columns
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import Run
@@ -86,7 +86,7 @@ class World:
                 raise error
 
     def save(self, state: OperatorState, epoch: int) -> str:
-        operators = State({"op": state}).with_joined_deltas()
+        operators = State({"op": join_single_deltas(SHAPE.run_shape, state)})
         ref = self.saver.save("s", 0, epoch, 0, ("op",), operators, self.entry)
         assert ref.object is not None
         self.entry = self.saver.load_entry(ref.object)

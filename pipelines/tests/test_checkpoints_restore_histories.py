@@ -33,7 +33,7 @@ from rekindle.checkpoints.store import Store, UnreadableObject
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import State
 from rekindle.engine.state import compaction
-from rekindle.engine.state.compaction import compact_all
+from rekindle.engine.state.compaction import compact_all, join_single_deltas
 from rekindle.engine.state.operator import EMPTY, OperatorState, match_columns
 from rekindle.engine.state.runs import Run
 from rekindle.engine.state.spill import RunFiles
@@ -59,6 +59,8 @@ def many_small_objects() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "OBJECT_BYTES", 1)
         patch.setattr(compaction, "PAGE_ROWS", 4)
+        patch.setattr(compaction, "FREQUENT_ROWS", 2)
+        patch.setattr(compaction, "MAX_VALUE_DELTAS", 2)
         patch.setattr(compaction, "WAITING_BYTES", 2_000)
         patch.setattr(compaction, "MAX_SINGLE_DELTAS", 3)
         patch.setattr(fetching, "_BACKOFF", BackoffPolicy(first_s=0.001, longest_s=0.002))
@@ -223,7 +225,7 @@ class Replica:
         self.step(partial(self.core.entry_saved, ref))
 
     def checkpoint(self) -> None:
-        operators = State({"op": self.state}).with_joined_deltas()
+        operators = State({"op": join_single_deltas(self.world.model.shape.run_shape, self.state)})
         self.step(partial(self.core.state_reached, TaskState(self.epoch, 0, operators)))
 
     def read(self, number: int) -> None:

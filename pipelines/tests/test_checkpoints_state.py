@@ -329,6 +329,16 @@ def test_state_of_another_format_is_refused(store: Store, monkeypatch: pytest.Mo
     assert StateStore(store, "u").load(empty.object)[1] == State({})
 
 
+def test_state_of_the_format_without_values_is_read(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_module, "STATE_FORMAT", 3)
+    ref = save(StateStore(store, "u"), 9, State({"op": one_run(table("a"))}))
+    monkeypatch.undo()
+    entry, state = StateStore(store, "u").load(ref.object)
+    assert (entry.state_format, tables_of(state)) == (3, [table("a")])
+
+
 def test_an_entry_says_which_engine_saved_it(store: Store) -> None:
     states = StateStore(store, "u")
     entry = states.load_entry(save(states, 9, State({"op": one_run(table("a"))})).object)

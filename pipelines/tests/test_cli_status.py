@@ -115,6 +115,20 @@ def test_a_silent_task_shows_for_how_long() -> None:
     assert task.remark == "no response for 1.6 s; alarms: no room on the disk"
 
 
+def test_what_a_restart_would_cost_is_shown() -> None:
+    observed = Observed("running")
+    assert view_of(observed).restart is None, "an older coordinator does not report it"
+    for report, size, after in zip(
+        observed.status["dataPlane"]["tasks"], (14 << 20, 2048), (229, 236), strict=False
+    ):
+        report |= {"replayFrom": after, "replaySeconds": size / 2**20, "stateBytes": size}
+    shown = text_of(observed)
+    assert "a restart        loads 14.0 MiB, replays 8 epochs in 14 s, at most" in shown
+    tasks = " ".join(word for word in shown.split() if word.isascii())
+    assert "on node-12 a restart loads 14.0 MiB, replays 8 epochs 0/1" in tasks
+    assert "on node-3 a restart loads 2.0 KiB, replays 1 epoch 1/0" in tasks
+
+
 def test_a_task_shows_what_its_source_has_not_read_and_left_out() -> None:
     observed = Observed("running")
     report = observed.status["dataPlane"]["tasks"][0]

@@ -118,6 +118,16 @@ def test_saved_state_is_used_in_any_order_of_columns(spark: Spark) -> None:
         chain.match_columns(changed([name for name in names if name != sums[0]]))
 
 
+def test_deltas_of_all_tables_are_joined_for_a_checkpoint(spark: Spark) -> None:
+    chain, state = chain_of(window("size: 365d", keys="k"), "w", spark), State()
+    for epoch in edge_case_epochs(1, 6, 100, idle=[]):
+        state = chain.process(state, [epoch]).state
+    joined = chain.join_deltas(state)
+    levels = {delta.level for table in joined.operators.values() for delta in table.deltas}
+    assert levels == {1}
+    assert chain.folded(joined) == chain.folded(state)
+
+
 def group_of(row: dict[str, Any]) -> tuple[Any, ...]:
     start = int(row["window_start"].timestamp()) * 1_000_000
     g = row["g"]

@@ -76,6 +76,15 @@ def cut(epochs: Sequence[EpochInput], data: st.DataObject) -> list[Sequence[Epoc
     return [epochs[a:b] for a, b in pairwise([0, *cuts])]
 
 
+def test_a_row_that_is_replaced_in_its_epoch_takes_the_place_of_earlier_ones() -> None:
+    """Of the second epoch, the first row is less than `within` after that of the first epoch, and
+    is itself replaced by the second one, which is not."""
+    found = history([([("a", None, 0, 0)], 0), ([("a", None, 1, 8), ("a", None, 2, 16)], 90)])
+    rows, _, _ = run(made := operator("Last"), [inputs_of(found)])
+    assert rows_of(made, rows) == oracle(found, "Last")[0]
+    assert [row for _, row in rows_of(made, rows)] == [("a", None, 2, 16)]
+
+
 @of_each
 @given(drawn=histories, data=st.data())
 def test_rows_equal_those_of_an_oracle(

@@ -69,7 +69,7 @@ def test_rows_are_found_by_key_and_time(
     state = after([[epoch] for epoch in epochs], -1000)
     oracle = oracle_of(epochs)
     expected = [oracle.found(*probe) for probe in wanted]
-    for layout in (state, compact_all(SHAPE, state), join_single_deltas(state)):
+    for layout in (state, compact_all(SHAPE, state), join_single_deltas(SHAPE, state)):
         assert found_rows(layout, wanted) == expected
 
 
@@ -95,7 +95,7 @@ def test_one_call_or_many_give_the_same_table(
     one, many = after([epochs], -1000), after(calls, -1000)
     assert content(one) == content(many)
     assert content(compact_all(SHAPE, one)) == content(many)
-    assert content(join_single_deltas(many)) == content(one)
+    assert content(join_single_deltas(SHAPE, many)) == content(one)
 
 
 @given(histories, probes, st.integers(-30, 60))

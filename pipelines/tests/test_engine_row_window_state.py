@@ -136,7 +136,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
                 case "compact":
                     return compact_all(shape.run_shape, state)
                 case "join":
-                    return join_single_deltas(state)
+                    return join_single_deltas(shape.run_shape, state)
                 case "spill":
                     return files.spill({"op": state})["op"]
                 case "restore":

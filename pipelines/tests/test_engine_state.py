@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rekindle.engine.state import compaction, reading
+from rekindle.engine.state import compaction, layout, reading
 from rekindle.engine.state import operator as pages
 from rekindle.engine.state import panes as combining
-from rekindle.engine.state.operator import EMPTY, OperatorState
+from rekindle.engine.state.operator import EMPTY, Delta, OperatorState
 from rekindle.engine.state.reading import read
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, RunFacts
 from rekindle.engine.state.runs import BUCKETS, Run, RunShape, bucket_of, fold, sort
@@ -58,6 +58,14 @@ row = st.tuples(
 )
 epoch = st.lists(row, max_size=5).map(lambda rows: list({r[:2]: r for r in rows}.values()))
 epochs = st.lists(epoch, min_size=1, max_size=5)
+few_groups = st.lists(
+    st.lists(row.map(lambda r: (r[0] % 2, r[1] % 6, *r[2:])), max_size=6).map(
+        lambda rows: list({r[:2]: r for r in rows}.values())
+    ),
+    min_size=1,
+    max_size=12,
+)
+"""Epochs of groups that change often."""
 
 
 @pytest.fixture(autouse=True)
@@ -66,6 +74,9 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "MAX_SINGLE_DELTAS", 2)
     monkeypatch.setattr(compaction, "MAX_JOINED_DELTAS", 2)
     monkeypatch.setattr(compaction, "JOIN_BYTES", 1000)
+    monkeypatch.setattr(compaction, "FREQUENT_ROWS", 2)
+    monkeypatch.setattr(compaction, "MIN_FREQUENT_SHARE", 0.0)
+    monkeypatch.setattr(compaction, "MAX_VALUE_DELTAS", 2)
     monkeypatch.setattr(compaction, "PRUNE_PAGES_PER_CALL", 2)
     monkeypatch.setattr(reading, "READ_PAGES", 2)
     monkeypatch.setattr(combining, "WINDOW_ROWS", 8)
@@ -153,7 +164,7 @@ def played(drawn: Sequence[Any], steps: Sequence[str]) -> OperatorState:
             case "all":
                 state = compaction.compact_all(SHAPE, state)
             case "join":
-                state = compaction.join_single_deltas(state)
+                state = compaction.join_single_deltas(SHAPE, state)
         check(state)
     return state
 
@@ -163,7 +174,8 @@ def check(state: OperatorState) -> None:
     starts = [(p.pane, p.bucket) for p in state.pages]
     assert starts == sorted(set(starts))
     assert len(state.pages) == len(state.folded_through) == len(state.pending)
-    assert [d.seq for d in state.deltas] == sorted({d.seq for d in state.deltas})
+    order = [(d.seq, not d.has_values) for d in state.deltas]
+    assert order == sorted(set(order))
     levels = [d.level for d in state.deltas]
     assert levels == sorted(levels, reverse=True)
     live = np.zeros(len(state.pages), dtype=np.int64)
@@ -196,6 +208,108 @@ def test_state_holds_the_left_folds_of_its_epochs(
     got = comparable(read(SHAPE, state, low, high))
     assert len(got) == len(set(got))
     assert set(got) == model.comparable(low, high)
+
+
+def same_as_model(drawn: Sequence[Any], steps: Sequence[str]) -> bool:
+    state, model = played(drawn, steps), Model()
+    for rows in drawn:
+        model.add(rows)
+    return set(comparable(read(SHAPE, state, -1000, 1000))) == model.comparable(-1000, 1000)
+
+
+@given(few_groups, steps)
+def test_values_are_the_left_folds_of_groups_that_change_often(drawn: Any, steps: Any) -> None:
+    assert same_as_model(drawn, steps)
+
+
+def _without_base(shape: RunShape, state: OperatorState, *args: Any) -> pa.Table:
+    state = replace(state, pages=tuple(replace(page, run=None) for page in state.pages))
+    return reading.read_groups(shape, state, *args)
+
+
+def _of_newest_only(shape: RunShape, state: OperatorState, *args: Any) -> pa.Table:
+    return reading.read_groups(shape, replace(state, deltas=state.deltas[-1:]), *args)
+
+
+def _without_flags(shape: RunShape, tables: Sequence[pa.Table], *_: Any) -> pa.Table:
+    return fold(shape, tables)
+
+
+def _by_hash(rows: pa.Table, groups: pa.Table) -> Any:
+    return np.isin(rows.column("__h").to_numpy(), groups.column("__h").to_numpy())
+
+
+def _values_last(state: OperatorState, group: Sequence[Delta]) -> list[Delta]:
+    return [replace(d, has_values=not d.has_values) for d in _JOINED(state, group)]
+
+
+_JOINED = compaction._joined
+PLANTED = {
+    "values lack the base": (compaction, "read_groups", _without_base),
+    "values lack earlier deltas": (compaction, "read_groups", _of_newest_only),
+    "pages add what values replace": (compaction, "fold", _without_flags),
+    "reads add what values replace": (reading, "fold", _without_flags),
+    "a join adds what values replace": (compaction, "of_rows", lambda t, _: np.zeros(0, bool)),
+    "a join keeps what values replace": (
+        compaction,
+        "without_replaced",
+        lambda rows, _: np.arange(rows.num_rows),
+    ),
+    "groups are told apart by hash alone": (compaction, "are_in", _by_hash),
+    "rows are taken for values": (compaction, "_joined", _values_last),
+}
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_planted_bugs_of_values_are_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "COMPACTION_RATIO", 0.2)
+    monkeypatch.setattr(*PLANTED[bug])
+    assert not all(is_right(*history(seed)) for seed in range(HISTORIES))
+
+
+def is_right(drawn: Sequence[Any], steps: Sequence[str]) -> bool:
+    try:
+        return same_as_model(drawn, steps)
+    except (AssertionError, IndexError, ValueError):
+        return False
+
+
+@given(few_groups, steps)
+def test_a_layout_keeps_which_rows_are_values(drawn: Any, steps: Any) -> None:
+    state = played(drawn, [*steps, "join"])
+    runs = list(state.runs())
+    facts = [
+        layout.ObjectFacts(sum(r.rows for r in runs), sum(r.nbytes for r in runs), SHAPE.schema)
+    ]
+    encoded = layout.encode(state, lambda run: (0, runs.index(run)), facts)
+    decoded = layout.decode(encoded, {(0, at): run for at, run in enumerate(runs)})
+    assert [d.has_values for d in decoded.deltas] == [d.has_values for d in state.deltas]
+    if not any(d.has_values for d in state.deltas):
+        del encoded["deltas"]["values"]  # as releases with format 3 wrote it
+        decoded = layout.decode(encoded, {(0, at): run for at, run in enumerate(runs)})
+    found = read(SHAPE, decoded, -1000, 1000)
+    assert comparable(found) == comparable(read(SHAPE, state, -1000, 1000))
+
+
+def test_histories_are_right_without_a_planted_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "COMPACTION_RATIO", 0.2)
+    assert all(same_as_model(*history(seed)) for seed in range(HISTORIES))
+
+
+HISTORIES = 25
+"""Tried until a planted bug is found."""
+
+
+def history(seed: int) -> tuple[list[Any], list[str]]:
+    rng = np.random.default_rng(seed)
+    drawn = []
+    for _ in range(rng.integers(4, 12)):
+        places = {(int(rng.integers(2)), int(rng.integers(6))) for _ in range(rng.integers(1, 7))}
+        drawn.append(
+            [(*at, float(rng.normal() * 1e6), 1, 0.5, 1, "w", 1, True) for at in sorted(places)]
+        )
+    names = ("compact", "join", "join", "none", "all")
+    return drawn, [names[rng.integers(len(names))] for _ in range(rng.integers(1, 6))]
 
 
 @given(epochs, steps, steps, st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -300,7 +414,7 @@ class Unread:
 
 def restored(state: OperatorState) -> tuple[OperatorState, list[tuple[AwaitedRun, Run]]]:
     """A saved state with all runs remote, and what they await."""
-    state = compaction.join_single_deltas(state)
+    state = compaction.join_single_deltas(COUNTS, state)
     facts = {r: RunFacts(r.rows, r.nbytes, r.pane_range, r.schema) for r in state.runs()}
     awaited = [(AwaitedRun(found, Unread()), run) for run, found in facts.items()]
     remote: dict[object, Run] = {run.id: RemoteRun(place, run.id) for place, run in awaited}
@@ -372,13 +486,15 @@ def test_a_join_copies_a_bounded_number_of_rows(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(compaction, "PAGE_ROWS", 64)
     monkeypatch.setattr(compaction, "MAX_JOINED_DELTAS", 8)
     monkeypatch.setattr(compaction, "JOIN_BYTES", 8_000)
+    monkeypatch.setattr(compaction, "FREQUENT_ROWS", 4)
+    monkeypatch.setattr(compaction, "MIN_FREQUENT_SHARE", 0.5)
     rng = np.random.default_rng(1)
     state = compaction.compact(COUNTS, pages.append(EMPTY, counts(np.arange(5_000))))
     for number in range(100):
         known = {delta.run.id for delta in state.deltas}
         state = pages.append(state, counts(rng.choice(5_000, 50, replace=False)))
         state = compaction.compact(COUNTS, state)
-        state = compaction.join_single_deltas(state) if number % 5 == 4 else state
+        state = compaction.join_single_deltas(COUNTS, state) if number % 5 == 4 else state
         fresh = [d.run.nbytes for d in state.deltas if d.run.id not in known]
         assert sum(fresh) <= 2 * 8_000
     assert {delta.level for delta in state.deltas} >= {1, 2}
@@ -399,10 +515,46 @@ def test_rows_of_the_far_future_do_not_keep_deltas(monkeypatch: pytest.MonkeyPat
         pane = np.where(groups == 200, 10**15, number // 10)
         state = compaction.compact(COUNTS, pages.append(state, counts(groups, pane)))
         state = pages.drop(state, number // 10 - 1)
-        state = compaction.join_single_deltas(state) if number % 10 == 9 else state
+        state = compaction.join_single_deltas(COUNTS, state) if number % 10 == 9 else state
         check(state)
         assert state.rows < 8_000
     assert read(COUNTS, state, 10**15, 10**15 + 1).column("n").to_pylist() == [100]
+
+
+def test_a_group_that_changes_often_is_saved_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the others are not saved again: sums of doubles too, for each of ten epochs."""
+    for name, value in (
+        ("PAGE_ROWS", 256),
+        ("MAX_SINGLE_DELTAS", 32),
+        ("MAX_JOINED_DELTAS", 512),
+        ("JOIN_BYTES", 1 << 20),
+        ("FREQUENT_ROWS", 4),
+        ("MIN_FREQUENT_SHARE", 0.5),
+        ("MAX_VALUE_DELTAS", 8),
+    ):
+        monkeypatch.setattr(compaction, name, value)
+    shape = RunShape((pa.int64(),), (("n", pa.int64(), "sum"), ("s", pa.float64(), "sum")))
+    rng = np.random.default_rng(1)
+
+    def rows(groups: Any) -> pa.Table:
+        found = counts(groups)
+        doubles = pa.array(rng.normal(size=found.num_rows))
+        return found.append_column("s", doubles).cast(shape.schema)
+
+    state = compaction.compact_all(shape, pages.append(EMPTY, rows(np.arange(20_000))))
+    saved, written, appended = {run.id for run in state.runs()}, 0, 0
+    for number in range(200):
+        changed = rng.choice(np.arange(0, 20_000, 200), 50, replace=False)
+        state = compaction.compact(shape, pages.append(state, rows(changed)))
+        appended += len(changed)
+        if number % 10 == 9:
+            state = compaction.join_single_deltas(shape, state)
+            check(state)
+            written += sum(run.rows for run in state.runs() if run.id not in saved)
+            saved |= {run.id for run in state.runs()}
+    assert written < appended / 3
+    total = read(shape, state, 0, 1)
+    assert total.column("n").to_numpy().sum() == 20_000 + appended
 
 
 def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,7 +568,7 @@ def test_pages_that_hardly_change_do_not_keep_deltas(monkeypatch: pytest.MonkeyP
         groups = np.append(rng.choice(500, 200, replace=False), number)
         pane = np.where(np.arange(201) == 200, 1, 2)
         state = compaction.compact(COUNTS, pages.append(state, counts(groups, pane)))
-        state = compaction.join_single_deltas(state) if number % 10 == 9 else state
+        state = compaction.join_single_deltas(COUNTS, state) if number % 10 == 9 else state
         assert sum(d.run.rows for d in state.deltas) < 5_000
     check(state)
     assert read(COUNTS, state, 1, 2).column("n").to_numpy().sum() == 10_100

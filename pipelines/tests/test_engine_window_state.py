@@ -125,7 +125,7 @@ def test_one_call_for_many_epochs_gives_the_same_bits(
                 case "compact":
                     return compact_all(shape.run_shape, state)
                 case "join":
-                    return join_single_deltas(state)
+                    return join_single_deltas(shape.run_shape, state)
                 case "spill":
                     return spilled(state)
                 case "restore":
@@ -174,7 +174,7 @@ def test_a_replica_that_was_restored_saves_a_state_of_the_same_digest(
                 epoch,
                 watermark=0,
                 operator_ids=("op",),
-                state=State({"op": state}).with_joined_deltas(),
+                state=State({"op": join_single_deltas(SHAPE.run_shape, state)}),
                 previous=None,
             )
 

@@ -85,6 +85,9 @@ class FakeChain:
     def match_columns(self, state: State) -> State:
         return state
 
+    def join_deltas(self, state: State) -> State:
+        return state
+
     def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         return state
 

@@ -37,6 +37,9 @@ FULL = Report(
             silent_s=1.5,
             stable_epoch=131,
             restored_from=-1,
+            replay_from=119,
+            replay_s=0.25,
+            state_bytes=4096,
             problem="x",
             wrong_definition="daily",
             saving_fails=True,
@@ -62,7 +65,7 @@ FULL = Report(
     generation=1,
     head_epoch=1,
     store="x",
-    checkpoint=CheckpointReport(1, 2, "2026-01-01T00:00:00.000Z", 3),
+    checkpoint=CheckpointReport(1, 2, "2026-01-01T00:00:00.000Z", 3, 11),
     number=7,
 )
 WRITTEN = {
@@ -78,6 +81,9 @@ WRITTEN = {
             "silentSeconds": 1.5,
             "stableEpoch": 131,
             "restoredFrom": -1,
+            "replayFrom": 119,
+            "replaySeconds": 0.25,
+            "stateBytes": 4096,
             "problem": "x",
             "refused": "daily",
             "savingFails": True,
@@ -111,7 +117,13 @@ WRITTEN = {
     "generation": 1,
     "headEpoch": 1,
     "store": "x",
-    "checkpoint": {"epoch": 1, "seq": 2, "time": "2026-01-01T00:00:00.000Z", "bytes": 3},
+    "checkpoint": {
+        "epoch": 1,
+        "seq": 2,
+        "time": "2026-01-01T00:00:00.000Z",
+        "bytes": 3,
+        "nextEpoch": 11,
+    },
     "report": 7,
 }
 EMPTY = {

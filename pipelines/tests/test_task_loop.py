@@ -58,14 +58,18 @@ def test_deltas_are_joined_at_checkpoints_and_not_under_the_lock(
     """Polls wait for the lock."""
     joined: list[tuple[int, bool]] = []
 
-    def with_joined_deltas(state: State) -> State:
+    def join_deltas(state: State) -> State:
         joined.append((value_in_state(state, "sum"), world.process._stepping))
         return State({**state.operators, "joined": state.operators["sum"]})
 
-    monkeypatch.setattr(State, "with_joined_deltas", with_joined_deltas)
-    world.run_to(25.0)
-    assert joined == [(sum(range(10)), False), (sum(range(20)), False)]
-    assert ["joined" in state.operators.operators for state in world.saved] == [True, True]
+    monkeypatch.setattr(world.chain, "join_deltas", join_deltas)
+    world.run_to(15.0)
+    assert joined == [], "another replica saves"
+    world.poll(saver=True)
+    world.run_to(35.0)
+    assert joined == [(sum(range(20)), False), (sum(range(30)), False)]
+    found = ["joined" in state.operators.operators for state in world.saved]
+    assert found == [False, True, True]
 
 
 def test_a_call_is_bounded_in_rows(tmp_path: Path) -> None:

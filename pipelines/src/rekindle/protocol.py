@@ -366,6 +366,9 @@ class PollResponse(_Versioned):
     # newest event time and the watermark. None: its release does not know.
     event_times: dict[int, tuple[int, int]] | None = None
     epoch_p99_s: float = 0.0  # 99th percentile of the processing times of its epochs
+    # Mean time to process an epoch, of its newest calls; 0: it has processed none.
+    epoch_mean_s: float = 0.0
+    state_bytes: int = 0  # size of its state in memory, without compression
     log_bytes: int = 0
 
     def stream_versions(self) -> Versions:

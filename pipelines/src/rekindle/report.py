@@ -38,6 +38,11 @@ class TaskReport:
     silent_s: float = field(default=0.0, metadata={_JSON_NAME: "silentSeconds"})
     stable_epoch: int | None = None  # None: it has not responded to this coordinator
     restored_from: int | None = None  # epoch of its restore point
+    # If it restarted now: the epoch after which it would replay, for how long at most, and what
+    # state it would load.
+    replay_from: int | None = None
+    replay_s: float | None = field(default=None, metadata={_JSON_NAME: "replaySeconds"})
+    state_bytes: int | None = None
     problem: str = ""
     # The source or operator whose definition is at fault.
     wrong_definition: str = field(default="", metadata={_JSON_NAME: "refused"})
@@ -85,6 +90,7 @@ class CheckpointReport:
     seq: int
     time: str  # RFC 3339
     bytes: int
+    next_epoch: int | None = None  # at which the next one is due
 
 
 class CheckpointProblemKind(StrEnum):

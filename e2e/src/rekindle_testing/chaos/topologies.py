@@ -1,4 +1,4 @@
-"""The two topologies of a chaos run: one reads a generator, one files; small enough for two cores.
+"""The two topologies of a chaos run: one reads generators, one files; small enough for two cores.
 
 Every partition of every query gets rows in each window, so that the newest file of a partition
 shows the progress of its sink independently of the status.
@@ -25,7 +25,7 @@ _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 def topology_resources(seconds: int, seed: int) -> dict[str, dict[str, Any]]:
     """Name -> resource; both have input for so many seconds. With half of the seeds `trips` has a
-    finite `maxDelay`."""
+    finite `maxDelay`; with half of the seeds `meters` has a join in place of a window."""
     trips = _trips()
     random_of_seed = random.Random(f"maxDelay {seed}")
     if random_of_seed.random() < 0.5:
@@ -36,7 +36,9 @@ def topology_resources(seconds: int, seed: int) -> dict[str, dict[str, Any]]:
                 "duringStabilization": random_of_seed.choice(("Process", "Delay", "Suspend")),
             },
         }
-    return {METERS: _meters(seconds), TRIPS: trips}
+    has_join = random.Random(f"join {seed}").random() < 0.5
+    meters = _joined_meters(seconds) if has_join else _meters(seconds)
+    return {METERS: meters, TRIPS: trips}
 
 
 def may_be_tentative(resource: dict[str, Any]) -> bool:
@@ -77,16 +79,40 @@ def _clock(seconds: int) -> str:
     return f"2024-01-01T{hours:02d}:{m:02d}:{s:02d}"
 
 
-def _meters(seconds: int) -> dict[str, Any]:
-    columns = {"k": "integer(1, 40)", "v": "uniform(0, 100)", "t": "timestamp"}
+def _generator(name: str, value: str, seconds: int, seed: int, replicas: int) -> dict[str, Any]:
+    columns = {"k": "integer(1, 40)", value: "uniform(0, 100)", "t": "timestamp"}
     rows = seconds * _ROWS_PER_S
-    source = {
-        "name": "readings",
-        "replicas": 2,
-        "schema": "k BIGINT, v DOUBLE, t TIMESTAMP",
+    return {
+        "name": name,
+        "replicas": replicas,
+        "schema": f"k BIGINT, {value} DOUBLE, t TIMESTAMP",
         "eventTime": {"column": "t"},
-        "generator": {"rowsPerSecond": _ROWS_PER_S, "seed": 7, "rows": rows, "columns": columns},
+        "generator": {"rowsPerSecond": _ROWS_PER_S, "seed": seed, "rows": rows, "columns": columns},
     }
+
+
+def _joined_meters(seconds: int) -> dict[str, Any]:
+    """As many tasks as without a join."""
+    sources = [
+        _generator("readings", "v", seconds, seed=7, replicas=1),
+        _generator("limits", "bound", seconds, seed=8, replicas=1),
+    ]
+    exceeded = {
+        "name": "exceeded",
+        "inputs": ["readings", "limits"],
+        "partitions": 2,
+        "join": {
+            "type": "Left",
+            "on": "readings.k = limits.k AND readings.v > limits.bound",
+            "within": "1s",
+            "select": "readings.k, readings.v, limits.bound, readings.t",
+        },
+    }
+    return _topology(METERS, sources, [exceeded], {"exceeded": 100, "readings": 10})
+
+
+def _meters(seconds: int) -> dict[str, Any]:
+    source = _generator("readings", "v", seconds, seed=7, replicas=2)
     totals = {
         "name": "totals",
         "inputs": ["readings"],
@@ -99,7 +125,7 @@ def _meters(seconds: int) -> dict[str, Any]:
             "aggregate": "count(*) AS n, sum(v) AS total, max(v) AS highest",
         },
     }
-    return _topology(METERS, source, [totals], {"totals": 100, "readings": 10})
+    return _topology(METERS, [source], [totals], {"totals": 100, "readings": 10})
 
 
 def _trips() -> dict[str, Any]:
@@ -125,11 +151,14 @@ def _trips() -> dict[str, Any]:
             "aggregate": "count(*) AS n, avg(seconds) AS length, min(miles) AS nearest",
         },
     }
-    return _topology(TRIPS, source, [busy], {"busy": 50})
+    return _topology(TRIPS, [source], [busy], {"busy": 50})
 
 
 def _topology(
-    name: str, source: dict[str, Any], operators: list[dict[str, Any]], priorities: dict[str, int]
+    name: str,
+    sources: list[dict[str, Any]],
+    operators: list[dict[str, Any]],
+    priorities: dict[str, int],
 ) -> dict[str, Any]:
     base_url = f"file://{SHARED_MOUNT_PATH}/{name}"
     queries = [
@@ -153,7 +182,7 @@ def _topology(
                 "volume": "rekindle",
             },
             "resources": _RESOURCES,
-            "sources": [source],
+            "sources": sources,
             "operators": operators,
             "queries": queries,
         },

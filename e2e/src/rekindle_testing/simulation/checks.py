@@ -14,7 +14,8 @@ from rekindle.protocol import EntryRef
 from rekindle.streams.epochs import NO_EPOCH, EpochInput
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition
-from rekindle_testing.simulation.values import Expected, FoldedState, values_in, watermark_of
+from rekindle_testing.simulation.expected import Expected
+from rekindle_testing.simulation.values import values_in
 from rekindle_testing.simulation.witnesses import Witnesses
 from rekindle_testing.simulation.wrong_results import WrongResults
 
@@ -195,14 +196,13 @@ class Checks:
     def _is_expected(self, partition: Partition, state: TaskState) -> bool:
         """Whether a run without faults has the state after this epoch, which is the epoch's output
         (`values`), and its watermark."""
-        fold = self.expected.output(partition, state.epoch)
-        return (state.watermark, state.operators) == (watermark_of(fold), FoldedState(fold=fold))
+        return self.expected.has_state(partition, state.epoch, state.watermark, state.operators)
 
     def _is_explained(self, partition: Partition, state: TaskState) -> bool:
         """Whether a run without faults has it, or it follows from a wrong result."""
         fold = getattr(state.operators, "fold", "")
         if self._wrong.is_wrong(fold):
-            return state.watermark == watermark_of(fold)
+            return self.expected.has_watermark(partition, state.epoch, state.watermark)
         return self._is_expected(partition, state)
 
     # -- wrong results ---------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from rekindle_operator.settings import OperatorSettings, Timing
 from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.coordinator import CoordinatorSurroundings
 from rekindle_testing.simulation.coordinator_api import NAMESPACE, TOPOLOGY, compiled
+from rekindle_testing.simulation.expected import Expected
 from rekindle_testing.simulation.kube.control_plane import SimulatedControlPlane, Views
 from rekindle_testing.simulation.kube.node import SimulatedNode
 from rekindle_testing.simulation.kube.objects import (
@@ -40,7 +41,7 @@ from rekindle_testing.simulation.silence import FaultCount
 from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.topologies import Spec
-from rekindle_testing.simulation.values import Expected
+from rekindle_testing.simulation.values import TaskComputation
 from rekindle_testing.simulation.waiting_checks import WaitingChecks
 from rekindle_testing.simulation.working import WorkingPods
 from rekindle_testing.simulation.wrong_result_checks import WrongResultChecks
@@ -88,8 +89,9 @@ class SimulatedCluster:
         self.sinks = SimulatedSinks(scheduler)
         self.wrong_results = WrongResults()
         self.network.servers |= {self.store.host: self.store, self.sinks.host: self.sinks}
+        computation = TaskComputation(self.topology)
         self.checks = Checks(
-            Expected(self.topology),
+            Expected(computation),
             build_graph(self.topology),
             self.store,
             self.sinks,
@@ -119,6 +121,7 @@ class SimulatedCluster:
             self.topology,
             buffered_epochs,
             self.wrong_results,
+            computation,
         )
         self._coordinators = CoordinatorSurroundings(
             scheduler, self.network, self.server, self.store, self.checks, UID

@@ -39,7 +39,9 @@ from rekindle_testing.simulation.scheduler import Scheduler
 from rekindle_testing.simulation.topologies import (
     CHECKPOINT_INTERVAL_EPOCHS,
     EPOCH_S,
+    WITH_STATE,
     Variant,
+    draw_operators,
     draw_variant,
 )
 from rekindle_testing.simulation.topologies import TOPOLOGIES as SPECS
@@ -90,6 +92,11 @@ def wrong_results(seed: int) -> Sequence[SimulatedFault]:
     return draw_wrong_results(random) if random.random() < _WRONG_RESULTS else ()
 
 
+def has_state(seed: int) -> bool:
+    """Whether the topology of a seed has operators with state."""
+    return draw_operators(Random(f"operators {seed}"), Variant(SPECS[0])).topology in WITH_STATE
+
+
 class Simulation:
     """`lines`: what happened. `faults`, `variant`: those of the seed if None."""
 
@@ -103,6 +110,7 @@ class Simulation:
         # One generator for each subject: a new draw for one does not change the others.
         more = Random(f"tentative {seed}")
         drawn_variant = draw_variant(more, random.choice(SPECS))
+        drawn_variant = draw_operators(Random(f"operators {seed}"), drawn_variant)
         variant = variant or drawn_variant
         nodes = random.randint(3, 7)
         drawn = draw_faults(random)
@@ -155,6 +163,8 @@ class Simulation:
         try:
             with counted() as cells:
                 failure, done_after = self._run()
+            if wrong := self.cluster.checks.expected.wrong_rows():
+                failure = f"I1: {wrong}"
         except Violation as violation:
             failure = str(violation)
         except Exception as error:  # of a core: an event that it does not expect

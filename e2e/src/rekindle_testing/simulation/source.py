@@ -9,7 +9,7 @@ from rekindle.streams.epochs import EpochInput
 from rekindle.task.core.source import released_epoch, released_in_s
 from rekindle.topology.model import Partition
 from rekindle_testing.simulation.scheduler import SimulatedProcess
-from rekindle_testing.simulation.values import rows_of, source_value, source_watermark
+from rekindle_testing.simulation.values import TaskComputation, rows_of
 
 _LEAST_WAIT_S = 0.001
 _ORIGIN_US = 0  # epoch 0 begins when the simulation does
@@ -25,12 +25,14 @@ class SimulatedSource:
         next_epoch: int,
         clock: Callable[[], float],
         epoch_interval_us: int,
+        computation: TaskComputation,
     ) -> None:
         self._process = process
         self._partition = partition
         self._next = next_epoch
         self._clock = clock
         self._epoch_interval_us = epoch_interval_us
+        self._computation = computation
 
     def head(self) -> int:
         return released_epoch(self._clock(), _ORIGIN_US, self._epoch_interval_us)
@@ -39,8 +41,9 @@ class SimulatedSource:
         call = CallBuilder(bounds)
         while not call.full and self._next <= self.head():
             epoch, partition = self._next, self._partition
-            rows = rows_of(source_value(partition, epoch))
-            before, after = (source_watermark(partition, e) for e in (epoch - 1, epoch))
+            rows = rows_of(self._computation.source_value(partition, epoch))
+            watermark = self._computation.source_watermark
+            before, after = (watermark(partition, e) for e in (epoch - 1, epoch))
             call.add(EpochInput(epoch, before, after, (rows,)))
             self._next += 1
         return call.epochs

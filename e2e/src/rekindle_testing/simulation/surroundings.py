@@ -9,6 +9,7 @@ from rekindle_testing.simulation.checks import Checks
 from rekindle_testing.simulation.network import Network
 from rekindle_testing.simulation.scheduler import Scheduler
 from rekindle_testing.simulation.store_and_sinks import SimulatedSinks, SimulatedStore
+from rekindle_testing.simulation.values import TaskComputation
 from rekindle_testing.simulation.wrong_results import WrongResults
 
 
@@ -29,3 +30,4 @@ class Surroundings:
     topology: Topology
     buffered_epochs: int
     wrong_results: WrongResults
+    computation: TaskComputation

@@ -72,6 +72,7 @@ from rekindle.task.core.task import TaskCore
 from rekindle.task.process import TaskProcess
 from rekindle.task.state import TaskState
 from rekindle.topology.model import Partition, partition_of
+from rekindle_testing.simulation.chains import ChainOutput
 from rekindle_testing.simulation.lending import LentRequest, SimulatedLentState
 from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.reading import SimulatedRead
@@ -83,7 +84,7 @@ from rekindle_testing.simulation.store_and_sinks import Down
 from rekindle_testing.simulation.streams import READ_AHEAD_BYTES, SimulatedStreams
 from rekindle_testing.simulation.surroundings import Surroundings
 from rekindle_testing.simulation.tentative import TentativeResults
-from rekindle_testing.simulation.values import FoldedState, fold_input, rows_of, values_in
+from rekindle_testing.simulation.values import FoldedState, rows_of, values_in
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.pod import TaskPod
@@ -306,7 +307,7 @@ class TaskBoot:
                 failed()
                 return
             self._around.checks.borrowed(self.pod, state)
-            self._restored = state
+            self._restored = self._decoded(state)
             self.step(self.core.start_step_succeeded)
 
         if point.lender is not None:
@@ -320,10 +321,16 @@ class TaskBoot:
                 error = ObjectMissing(f"{name} does not exist")
                 self.step(partial(self.core.call_failed, error))
             else:
-                self._restored = result
+                self._restored = self._decoded(result)
                 self.step(self.core.start_step_succeeded)
 
         self._outside(STORE, partial(self._around.store.load, name), ended, _STORE_TIMEOUT_S)
+
+    def _decoded(self, state: TaskState) -> TaskState:
+        operators = state.operators
+        assert isinstance(operators, FoldedState)
+        decoded = self._around.computation.restored(operators, state.epoch)
+        return replace(state, operators=decoded)
 
     def _open_inputs(self) -> None:
         assert self._restored is not None
@@ -339,6 +346,7 @@ class TaskBoot:
                 next_epoch,
                 lambda: self._scheduler.now + pod.skew_s,
                 around.epoch_us,
+                around.computation,
             )
         self.step(self.core.start_step_succeeded)
 
@@ -392,29 +400,35 @@ class TaskBoot:
         slowness = _SLOWNESS if self.pod.slow else 1.0
         slow_s = least_s * slowness, most_s * slowness
         fold, outputs = operators.fold, []
-        for epoch in epochs:
-            fold = self._result(fold, epoch, is_stable=not call.attempt)
-            outputs.append(EpochOutput(epoch.epoch, epoch.watermark, rows_of(fold)))
+        computed, tables = self._around.computation.process(self.partition, operators, epochs)
+        if call.attempt:
+            self.tentative.computed(epochs[0].epoch, computed[0].rows)
+        for epoch, output in zip(epochs, computed, strict=True):
+            fold = self._result(fold, epoch, output, is_stable=not call.attempt)
+            outputs.append(EpochOutput(epoch.epoch, output.watermark, rows_of(fold)))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
             failed = self._of_loop(lambda loop, now: loop.tentative_failed("it failed", now))
             self._later(slow_s, failed)
         else:
-            state = FoldedState(fold=fold)
+            state = FoldedState(tables.operators, fold)
             ended = self._of_loop(lambda loop, now: loop.epochs_processed(outputs, state, now))
             self._later(slow_s, ended)
 
-    def _result(self, before: str, epoch: EpochInput, is_stable: bool) -> str:
+    def _result(self, before: str, epoch: EpochInput, output: ChainOutput, is_stable: bool) -> str:
         """The state after an epoch, which may be wrong."""
         around, pod = self._around, self.pod
-        value, wrong = fold_input(self.partition, before, epoch), around.wrong_results
+        value = around.computation.value(self.partition, before, epoch, output)
+        wrong = around.wrong_results
         wrong.computed(value, before, [values_in(rows) for rows in epoch.inputs])
         planned = pod.wrong_result
         if planned is None or not (is_stable and planned.concerns(epoch.epoch)):
             return value
         if not around.checks.begin_wrong_result(pod, has_begun=planned.has_begun):
             return value
-        return wrong.instead_of(value, epoch.epoch, planned)
+        wrong_value = wrong.instead_of(value, epoch.epoch, planned)
+        around.computation.stands_for_the_same(value, wrong_value)
+        return wrong_value
 
     @property
     def _is_alone(self) -> bool:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from rekindle.consistency.messages import (
     ConsistencySettings,
     EmitReconciliationDone,
@@ -106,6 +108,11 @@ class TentativeResults:
     def processing(self, call: ProcessEpochs) -> None:
         if self.checks is not None and call.attempt:
             self.checks.processing(call)
+
+    def computed(self, epoch: int, rows: pa.Table) -> None:
+        """A tentative epoch has these rows."""
+        if self.checks is not None:
+            self.checks.computed(epoch, rows)
 
     def append(self, attempt: int, output: EpochOutput) -> None:
         assert self._output is not None, "its output may be tentative"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.protocol import ConsistencyState, Postponement, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
@@ -147,6 +149,12 @@ class TentativeChecks:
             )
         if unknown := checks.unknown_input(partition, epoch):
             self._fail_if("I3", f"tentative epoch {epoch.epoch} has {unknown}, of another epoch")
+
+    def computed(self, epoch: int, rows: pa.Table) -> None:
+        """A tentative epoch says that a row has not come only if that is so."""
+        expected = self._around.checks.expected
+        if row := expected.contradicted(self._task.partition, epoch, rows):
+            self._fail_if("I3", f"tentative epoch {epoch} has {row}, which is contradicted later")
 
     # -- in time -----------------------------------------------------------------------------------
 

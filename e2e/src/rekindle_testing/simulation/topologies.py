@@ -1,9 +1,10 @@
-"""The topologies of simulations: their shapes matter, not what their operators compute."""
+"""The topologies of simulations. Of most of them, shapes matter, not what their operators compute;
+in those WITH_STATE operators are real ones (`chains`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -11,6 +12,7 @@ Spec = dict[str, Any]
 
 EPOCH_S = 1.0
 CHECKPOINT_INTERVAL_EPOCHS = 4
+_WITH_STATE = 1 / 3
 
 
 def _source(name: str, **more: Any) -> Spec:
@@ -74,6 +76,84 @@ THREE = _spec(
     [_query("last", 10)],
 )
 """As DPC's experiments: a chain behind several inputs, of which some are missing."""
+
+
+def _rows(name: str, **more: Any) -> Spec:
+    source = _source(name, **more)
+    files = {**source["files"], "orderBy": "t"}
+    schema = "id BIGINT, k BIGINT, n BIGINT, t TIMESTAMP"
+    return {**source, "schema": schema, "eventTime": {"column": "t"}, "files": files}
+
+
+def _join(name: str, one: str, other: str, select: str, **more: Any) -> Spec:
+    kind = more.pop("type")
+    join = {"on": f"{one}.k = {other}.k AND {one}.n <= {other}.n", "before": "1s", "after": "3s"}
+    return {
+        "name": name,
+        "inputs": [one, other],
+        "join": {**join, "type": kind, "select": select},
+    } | more
+
+
+def _distinct(name: str, of_input: str, keep: str, **more: Any) -> Spec:
+    distinct = {"keys": ["k"], "within": "4s", "keep": keep}
+    return {"name": name, "inputs": [of_input], "distinct": distinct, **more}
+
+
+PAYMENTS = _spec(
+    [_rows("orders", partitions=2), _rows("payments", replicas=2)],
+    [
+        _join(
+            "settled",
+            "orders",
+            "payments",
+            "orders.id AS id, payments.id AS other, orders.k AS k, orders.n AS n, orders.t AS t",
+            type="Left",
+            partitions=2,
+            replicas=2,
+        ),
+        _distinct("newest", "settled", "Last"),
+    ],
+    [_query("settled", 10), _query("newest", 20)],
+)
+VISITS = _spec(
+    [_rows("clicks"), _rows("pages", replicas=2)],
+    [
+        _join(
+            "matched",
+            "clicks",
+            "pages",
+            "clicks.id AS id, pages.id AS page, clicks.k AS k, clicks.t AS t",
+            type="Inner",
+            partitions=2,
+        ),
+        {
+            "name": "visits",
+            "inputs": ["clicks"],
+            "keyBy": ["k"],
+            "window": {"session": "1s", "groupBy": ["k"], "aggregate": "count(*) AS n"},
+            "replicas": 2,
+        },
+    ],
+    [_query("matched", 5), _query("visits", 20)],
+)
+QUESTIONS = _spec(
+    [_rows("asked", partitions=2), _rows("answers")],
+    [
+        _distinct("once", "asked", "First", partitions=2, replicas=2),
+        _join(
+            "open",
+            "once",
+            "answers",
+            "once.id AS id, once.k AS k, once.t AS t",
+            type="Anti",
+            replicas=2,
+        ),
+    ],
+    [_query("once", 10), _query("open", 20)],
+)
+WITH_STATE = (PAYMENTS, VISITS, QUESTIONS)
+"""With joins, sessions and `distinct`; one operator a segment."""
 TOPOLOGIES = (CHAIN, DIAMOND, DEEP)
 WITH_TENTATIVE_RESULTS = (*TOPOLOGIES, THREE)
 """Those that may have a finite `maxDelay`."""
@@ -114,3 +194,10 @@ def draw_variant(random: Random, topology: Spec) -> Variant:
         random.choice(("Process", "Delay", "Suspend")),
         random.choice((4, 16, 1024)),
     )
+
+
+def draw_operators(random: Random, variant: Variant) -> Variant:
+    """A third of the seeds have operators with state, and all else as without them."""
+    if random.random() >= _WITH_STATE:
+        return variant
+    return replace(variant, topology=random.choice(WITH_STATE))

@@ -357,7 +357,10 @@ def _checkpointed(context: ReconcileContext, states: Sequence[SlotState]) -> Con
     if other:
         return Condition("Checkpointed", "False", _OTHER_PROBLEM, other)
     interval_epochs = context.running.topology.spec.checkpoint_interval_epochs
-    missed = (head - (newest if newest is not None else -1)) // interval_epochs
+    due = checkpoint.next_epoch if checkpoint is not None else None
+    # Checkpoint epochs that `replayTarget` leaves out are not missed.
+    expected = max(newest if newest is not None else -1, (due or 0) - interval_epochs)
+    missed = (head - expected) // interval_epochs
     if missed <= _MAX_MISSED_CHECKPOINTS:
         return Condition("Checkpointed", "True", "UpToDate", "checkpoints keep up with the sources")
     last = f"the last one is of epoch {newest}" if newest is not None else "there is none yet"

@@ -37,7 +37,7 @@ from rekindle.engine.state.operator import END_OF_PANES, OperatorState
 from rekindle.engine.state.remote import AwaitedRun, RemoteRun, prioritize
 from rekindle.engine.state.runs import Run, RunId
 from rekindle.engine.state.spill import RunFiles
-from rekindle.engine.version import STATE_FORMAT, engine_version
+from rekindle.engine.version import READABLE_STATE_FORMATS, STATE_FORMAT, engine_version
 from rekindle.errors import StateMismatch, StoreError
 from rekindle.objects import to_json
 from rekindle.protocol import EntryRef
@@ -127,7 +127,7 @@ class StateStore:
             raise UnreadableObject(f"{self._store.url}: {path}: {e}") from e
         saved = parse_entry_name(object_name)
         # In other formats, digests were computed from other contents.
-        comparable = entry.state_format == STATE_FORMAT
+        comparable = entry.state_format in READABLE_STATE_FORMATS
         if saved is not None and comparable and entry_digest(entry) != saved.digest:
             raise UnreadableObject(
                 f"{self._store.url}: {path} is damaged: its digest does not match"
@@ -146,11 +146,12 @@ class StateStore:
         StoreError, StateMismatch; for an entry of an earlier release, all of which is read at once,
         also DiskFull."""
         entry = self.load_entry(object_name)
-        if any(entry.objects.values()) and entry.state_format != STATE_FORMAT:
+        if any(entry.objects.values()) and entry.state_format not in READABLE_STATE_FORMATS:
+            formats = " and ".join(map(str, READABLE_STATE_FORMATS))
             raise StateMismatch(
                 f"{object_name} has state of format {entry.state_format}, saved by engine "
-                f"{entry.engine or 'unknown'}; this engine, {engine_version()}, reads format "
-                f"{STATE_FORMAT}: run the image that saved it"
+                f"{entry.engine or 'unknown'}; this engine, {engine_version()}, reads formats "
+                f"{formats}: run the image that saved it"
             )
         return entry, *self.open_state(entry)
 
@@ -361,7 +362,7 @@ def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entr
     if not sources:
         return None
     formats = {e.state_format for e in sources if any(e.objects.values())} or {STATE_FORMAT}
-    if len(formats) > 1:
+    if len(formats) > 1 and not formats.issubset(READABLE_STATE_FORMATS):
         raise ValueError(f"entries with different state formats: {sorted(formats)}")
     epochs = {(e.epoch, e.partition) for e in sources}
     if len(epochs) > 1:
@@ -374,7 +375,7 @@ def merge_entries(entries: Iterable[Entry], operator_ids: Iterable[str]) -> Entr
         operators=tuple(found),
         objects=_of_tables({o: by_operator[o].objects for o in found}),
         engine=", ".join(sorted({e.engine for e in sources})),
-        state_format=formats.pop(),
+        state_format=max(formats),
         layouts=_of_tables({o: by_operator[o].layouts for o in found}),
     )
 

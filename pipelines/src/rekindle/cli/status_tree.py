@@ -18,6 +18,7 @@ from rekindle.cli.status_view import (
     Checkpoint,
     QueryLine,
     RecoveryLine,
+    Restart,
     SegmentLine,
     StatusView,
     TaskLine,
@@ -75,7 +76,15 @@ def _facts(view: StatusView, now: datetime) -> Table:
     if view.lag:
         table.add_row("lag", view.lag)
     table.add_row("last checkpoint", _checkpoint(view.checkpoint, now))
+    if view.restart is not None:
+        longest = readable_duration(view.restart.replay_s)
+        table.add_row("a restart", f"{_restart(view.restart)} in {longest}, at most")
     return table
+
+
+def _restart(restart: Restart) -> str:
+    epochs = "1 epoch" if restart.epochs == 1 else f"{restart.epochs} epochs"
+    return f"loads {readable_bytes(restart.state_bytes)}, replays {epochs}"
 
 
 def _checkpoint(checkpoint: Checkpoint | None, now: datetime) -> str:
@@ -186,6 +195,8 @@ def _task(task: TaskLine) -> Text:
     where = " on ".join(part for part in (task.pod, task.node) if part)
     if where:
         line.append(f"  {where}", "dim")
+    if task.restart is not None:
+        line.append(f"  a restart {_restart(task.restart)}", "dim")
     if task.remark:
         line.append(f"  {task.remark}", "yellow")
     return line

@@ -31,9 +31,19 @@ _HEALTHY = {
 
 
 @dataclass(frozen=True, slots=True)
+class Restart:
+    """What a task would do if it restarted now, without a partner that lends its state: load
+    `state_bytes`, and replay `epochs` epochs, in `replay_s` at most."""
+
+    state_bytes: int
+    epochs: int
+    replay_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class TaskLine:
     """One replica of one partition; `name`: the numbers of both. `phase` is empty if the
-    coordinator does not report it."""
+    coordinator does not report it. `restart`: None if it is not known."""
 
     name: str
     phase: str
@@ -41,6 +51,7 @@ class TaskLine:
     pod: str = ""
     node: str = ""
     remark: str = ""
+    restart: Restart | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +110,8 @@ class ConditionLine:
 @dataclass(frozen=True, slots=True)
 class StatusView:
     """`conditions`: the unhealthy ones; `unqueried_segments`: segments, with their tasks, that
-    belong to no query of the spec (of another generation, or if the spec does not compile)."""
+    belong to no query of the spec (of another generation, or if the spec does not compile).
+    `restart`: the most that any task would load, and replay."""
 
     name: str
     namespace: str
@@ -110,6 +122,7 @@ class StatusView:
     redundancy: str
     lag: str
     checkpoint: Checkpoint | None
+    restart: Restart | None
     recovery: RecoveryLine | None
     conditions: tuple[ConditionLine, ...]
     problems: tuple[str, ...]
@@ -140,6 +153,7 @@ def read_status(
         redundancy=_text(status.get("redundancy")),
         lag=_text(status.get("lag")),
         checkpoint=_checkpoint(_mapping(status.get("checkpoint"))),
+        restart=_largest(task.restart for s in segments.values() for task in s.tasks),
         recovery=_recovery(_mapping(status.get("recovery")), events),
         conditions=tuple(_conditions(status)),
         problems=report.problems,
@@ -233,6 +247,25 @@ def _task(name: str, report: TaskReport | None, reserved: int | None, pod: Json)
         pod=report.pod or _text(meta.get("name")),
         node=node,
         remark="; ".join(remarks),
+        restart=_restart(report),
+    )
+
+
+def _restart(report: TaskReport) -> Restart | None:
+    stable, after = report.stable_epoch, report.replay_from
+    if stable is None or after is None:
+        return None
+    return Restart(report.state_bytes or 0, max(0, stable - after), report.replay_s or 0.0)
+
+
+def _largest(restarts: Iterable[Restart | None]) -> Restart | None:
+    known = [restart for restart in restarts if restart is not None]
+    if not known:
+        return None
+    return Restart(
+        max(restart.state_bytes for restart in known),
+        max(restart.epochs for restart in known),
+        max(restart.replay_s for restart in known),
     )
 
 

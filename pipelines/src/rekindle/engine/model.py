@@ -9,12 +9,11 @@ Design: docs/design/determinism.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
-from rekindle.engine.state.compaction import join_single_deltas
 from rekindle.engine.state.operator import OperatorState
 from rekindle.streams.epochs import EpochInput
 
@@ -37,12 +36,9 @@ class State:
 
     operators: Mapping[str, OperatorState] = field(default_factory=dict)
 
-    def with_joined_deltas(self) -> State:
-        """The same state in a form that is cheaper to save
-        (`engine.state.compaction.join_single_deltas`)."""
-        return replace(
-            self, operators={o: join_single_deltas(state) for o, state in self.operators.items()}
-        )
+    @property
+    def nbytes(self) -> int:
+        return sum(state.nbytes for state in self.operators.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +83,11 @@ class Chain(Protocol):
     def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         """With operators that begin later than the topology. `bounds`: by operator id, the event
         time through which each may lack rows."""
+        ...
+
+    def join_deltas(self, state: State) -> State:
+        """The same state in a form that is cheaper to save
+        (`engine.state.compaction.join_single_deltas`)."""
         ...
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:

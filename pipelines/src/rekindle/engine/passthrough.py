@@ -30,6 +30,9 @@ class PassThroughChain:
     def begins_after(self, state: State, bounds: Mapping[str, int]) -> State:
         return state
 
+    def join_deltas(self, state: State) -> State:
+        return state
+
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         outputs = tuple(
             EpochOutput(e.epoch, e.watermark, pa.concat_tables(e.inputs)) for e in epochs

@@ -14,8 +14,11 @@ from importlib import metadata
 
 ENGINE = 6
 """Incremented when the same input and state may give other bits than in the previous release."""
-STATE_FORMAT = 3
-"""Incremented when the meaning of a column of saved state changes, but not its name."""
+STATE_FORMAT = 4
+"""Incremented when the meaning of a column of saved state changes, but not its name, and when
+earlier releases would read what is new as something else."""
+READABLE_STATE_FORMATS = (3, STATE_FORMAT)
+"""Format 3 has no deltas with values."""
 
 _PARTS = {"spark": "pyspark", "arrow": "pyarrow", "tzdata": "tzdata"}
 

@@ -211,7 +211,9 @@ class EngineCalls:
         succeeded = None
         try:
             result = parts.chain.process(call.operators, call.epochs)
-            state = result.state.with_joined_deltas() if call.for_checkpoint else result.state
+            state = result.state
+            if call.for_checkpoint:
+                state = parts.chain.join_deltas(state)
             succeeded = size
             return lambda loop, now: loop.epochs_processed(result.outputs, state, now)
         except (EngineUnavailable, OutOfMemory) as error:

@@ -50,6 +50,16 @@ class TaskCollector(Collector):
                 response.lag_s,
             ),
             ("rekindle_task_epoch_p99_seconds", "Processing time, p99", response.epoch_p99_s),
+            (
+                "rekindle_task_epoch_mean_seconds",
+                "Processing time of an epoch, mean of the newest calls",
+                response.epoch_mean_s,
+            ),
+            (
+                "rekindle_task_state_bytes",
+                "State of its operators, which a restart loads",
+                response.state_bytes,
+            ),
             ("rekindle_task_log_bytes", "Output log on local disk", response.log_bytes),
             ("rekindle_task_log_base_epoch", "Lowest epoch in the output log", response.log_base),
             (

@@ -61,6 +61,9 @@ class AvailabilitySpec(Spec):
 class CheckpointSpec(Spec):
     interval: Duration = 10 * SECOND
     """Time between two checkpoints; a multiple of `epochInterval`."""
+    replay_target: Duration | None = None
+    """How long the replay after a restart may take.
+    [Checkpoints are left out](topology.md#checkpoint) as long as no operator needs more time."""
     store: str
     """URL of the checkpoints: `s3://...`, `gs://...`, `file:///...`, or another scheme
     [that can create an object only if it is absent](design/checkpoints.md#the-store). Cannot be
@@ -212,7 +215,7 @@ class OperatorCheckpointSpec(Spec):
     load_target: Size | None = None
     """Size of the state that is loaded before a query starts."""
     replay_target: Duration | None = None
-    """Time that a replay may take."""
+    """Replaces `spec.checkpoint.replayTarget` for this operator."""
 
 
 class OperatorSpec(Spec):

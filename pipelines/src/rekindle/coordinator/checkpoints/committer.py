@@ -62,13 +62,15 @@ _NO_MANIFEST = (
 class CommitInputs:
     """Inputs of a proposal. `running`: partitions that a checkpoint waits for; `started`: tasks
     that were given a restore point; `head_epoch`: the newest epoch that any task knows;
-    `written`: what sinks were seen to have."""
+    `next_checkpoint`: the epoch at which one is due (`policy`); `written`: what sinks were seen to
+    have."""
 
     generation: Generation
     graph: Graph
     progress: Progress
     running: frozenset[Partition]
     head_epoch: int
+    next_checkpoint: int = NO_EPOCH
     started: tuple[str, ...] = ()
     written: Written = field(default_factory=dict)
 
@@ -138,6 +140,9 @@ class Committer:
             and self.own_manifest is not None
         ):
             max_wait_s = max(_STALLED_S, 3 * inputs.generation.checkpoint_interval_s)
+            every = self.own_manifest.epoch + inputs.generation.checkpoint_interval_epochs
+            left_out = max(0, inputs.next_checkpoint - every)
+            max_wait_s += left_out * inputs.generation.interval_s
             if inputs.running and now - self._last_progress_at > max_wait_s:
                 names = {s.id: s.name for s in inputs.generation.topology.segments}
                 late = ", ".join(
@@ -376,29 +381,34 @@ class Committer:
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
-        return min((self._newest_entry(p) for p in self._awaited(inputs)), default=NO_EPOCH)
+        return min((self.newest_entry(p) for p in self._awaited(inputs)), default=NO_EPOCH)
 
     def _awaited(self, inputs: CommitInputs) -> list[Partition]:
         """The partitions for which a checkpoint waits. One that gets no input, or whose sink fails,
         reports Live, because it does not know of newer epochs, so it is not waited for beyond
         `max_wait_epochs`. That is longer than its replicas may take to agree: an entry of a
         consumer may depend on epochs on which they disagree."""
-        best = {p: self._newest_entry(p) for p in inputs.running}
+        best = {p: self.newest_entry(p) for p in inputs.running}
         interval_epochs = inputs.generation.checkpoint_interval_epochs
         agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
         max_wait_epochs = max(_WAIT_INTERVALS * interval_epochs, agreement_epochs)
         newest_epoch = max(best.values(), default=NO_EPOCH)
         return [p for p, epoch in best.items() if epoch >= newest_epoch - max_wait_epochs]
 
-    def lacks_entries(self, partition: Partition, epoch: int, interval_epochs: int) -> bool:
+    def lacks_entries(
+        self, partition: Partition, epoch: int, interval_epochs: int, next_checkpoint: int
+    ) -> bool:
         """Whether a partition that has reached `epoch` has not saved an entry for too long."""
-        return self._newest_entry(partition) < epoch - _ALL_SAVE_INTERVALS * interval_epochs
+        max_wait_epochs = _ALL_SAVE_INTERVALS * interval_epochs
+        expected = max(self.newest_entry(partition), next_checkpoint - interval_epochs)
+        return expected < epoch - max_wait_epochs
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
         epoch = self._complete_epoch(inputs)
-        return sorted(p for p in inputs.running if self._newest_entry(p) == epoch)
+        return sorted(p for p in inputs.running if self.newest_entry(p) == epoch)
 
-    def _newest_entry(self, partition: Partition) -> int:
+    def newest_entry(self, partition: Partition) -> int:
+        """The epoch of the newest entry that is saved, or committed."""
         saved: Mapping[int, SavedEntry] = self._saved.get(partition, {})
         return max((self._newest_committed(partition), *saved))
 

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
+from rekindle.coordinator.checkpoints.new_generation import checkpoint_epoch_at_or_after
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, durable_epoch
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.lending import may_be_live
 from rekindle.coordinator.tasks.membership import Task, TaskPredicate
 from rekindle.coordinator.tasks.routes import partner, saver, upstreams
 from rekindle.protocol import Partner, PollRequest, RestorePoint, TaskPhase, TaskRef
+from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Partition
 
 
@@ -37,7 +39,8 @@ class DesiredState:
     """Inputs of the desired state of all tasks: this coordinator's newest manifest, the serving
     replicas, the floors of streams, the containment, and which entries must not be committed,
     referred to or restored (`is_refused`). `lacks_entries`: whether a task's partition has had no
-    new entry for too long, so that all its replicas save."""
+    new entry for too long, so that all its replicas save. `next_checkpoint`: the checkpoint epoch
+    from which on the polled task's partition saves."""
 
     graph: Graph
     manifest: Manifest
@@ -48,6 +51,8 @@ class DesiredState:
     containment: Containment
     is_refused: Callable[[str | None], bool]
     stabilizes_in_turn: bool  # one replica after another
+    checkpoint_interval_epochs: int
+    next_checkpoint: int
 
     def fields_of(self, task: Task) -> dict[str, object]:
         """The fields of `PollRequest` for a task, except those that `ask_only` sets."""
@@ -67,6 +72,7 @@ class DesiredState:
             "floor": self._floor(task),
             # Without a serving replica all save, from the first checkpoint epoch on.
             "saver": complete
+            and self._checkpoint_is_due(task)
             and (saver(savers, self.is_suspected) in (task.slot, None) or self.lacks_entries(task)),
             "may_be_live": complete,
             "committed": RestorePoint(epoch=committed.epoch, object=committed.object),
@@ -80,6 +86,12 @@ class DesiredState:
             "compare_files": waits
             and self.containment.may_have_wrong_files(task.partition, self.graph),
         }
+
+    def _checkpoint_is_due(self, task: Task) -> bool:
+        """Whether the task's next checkpoint epoch is one that partitions save."""
+        reached = task.response.stable_epoch if task.response is not None else NO_EPOCH
+        following = checkpoint_epoch_at_or_after(reached + 1, self.checkpoint_interval_epochs)
+        return following >= self.next_checkpoint
 
     def _partner(self, task: Task, replicas: list[Task]) -> Partner | None:
         return partner(task.slot, replicas, self.is_suspected) if self.stabilizes_in_turn else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.coordinator.checkpoints.retention import oldest
 from rekindle.coordinator.model import ApplyStatus, Generation
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
@@ -154,6 +155,7 @@ class ReportInputs:
     store_id: str | None
     is_suspected: TaskPredicate
     is_untrusted: TaskPredicate
+    next_checkpoint: int = NO_EPOCH  # at which one is due
 
 
 def build_report(inputs: ReportInputs, now: float) -> Report:
@@ -178,15 +180,16 @@ def build_report(inputs: ReportInputs, now: float) -> Report:
         # The next coordinator expects this store, so it is reported once something was written
         # there.
         store=inputs.store_id if inputs.manifest is not None else None,
-        checkpoint=_checkpoint(inputs.manifest),
+        checkpoint=_checkpoint(inputs.manifest, inputs.next_checkpoint),
     )
 
 
-def _checkpoint(manifest: Manifest | None) -> CheckpointReport | None:
+def _checkpoint(manifest: Manifest | None, following: int) -> CheckpointReport | None:
     if manifest is None or manifest.epoch == NO_EPOCH:
         return None
     size = sum(newest_first[0].bytes for newest_first in manifest.entries.values())
-    return CheckpointReport(manifest.epoch, manifest.seq, manifest.time, size)
+    following_epoch = following if following > manifest.epoch else None
+    return CheckpointReport(manifest.epoch, manifest.seq, manifest.time, size, following_epoch)
 
 
 def _task(task: Task, inputs: ReportInputs) -> TaskReport:
@@ -206,9 +209,13 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
     if response is None:
         return report
     problem, tentative = response.problem, response.tentative_epoch
+    restart = restart_cost(task, inputs.manifest)
     source = response.source
     return replace(
         report,
+        replay_from=restart.after if restart is not None else None,
+        replay_s=round(restart.replay_s, 2) if restart is not None else None,
+        state_bytes=restart.state_bytes if restart is not None else None,
         stable_epoch=response.stable_epoch,
         restored_from=response.restored_from,
         problem=_bounded(_problem_text(problem.where, problem.message)) if problem else "",
@@ -222,6 +229,28 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         bad_records=source.bad_records if source is not None else 0,
         bad_record=_bounded(source.example) if source is not None else "",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class RestartCost:
+    """What a task would do if it restarted now without a partner: load its state after the epoch
+    `after`, and replay `epochs` epochs, in `replay_s` at most."""
+
+    after: int
+    epochs: int
+    replay_s: float
+    state_bytes: int
+
+
+def restart_cost(task: Task, manifest: Manifest | None) -> RestartCost | None:
+    """None if it is not known: there is no manifest, or the task has no state yet."""
+    refs = manifest.entries.get(task.partition.key) if manifest is not None else None
+    response = task.response
+    if not refs or response is None or not response.phase.serves:
+        return None
+    after = oldest(refs).epoch
+    epochs = max(0, response.stable_epoch - after)
+    return RestartCost(after, epochs, epochs * response.epoch_mean_s, response.state_bytes)
 
 
 def _problem_text(where: str | None, message: str) -> str:

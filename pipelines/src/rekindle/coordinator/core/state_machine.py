@@ -18,6 +18,7 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
+from rekindle.coordinator.checkpoints.policy import next_checkpoint, replays_of, wants_checkpoint
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, floors, oldest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
@@ -91,6 +92,8 @@ class Coordinator:
         # Derived once for each tick, not for each poll.
         self._replicas: dict[Partition, list[Task]] = {}
         self._floors: dict[Partition, int] = {}
+        self.next_checkpoint = NO_EPOCH  # the epoch at which one of all partitions is due
+        self._own_checkpoints: dict[Partition, int] = {}  # ... if there was only that partition
 
     # --- read by the shell ---
 
@@ -421,6 +424,30 @@ class Coordinator:
         self._floors = floors(graph, manifest, self._progress())
         if self._generation is not None:
             self._beginnings.update(self._generation, manifest)
+            self._find_next_checkpoints(self._generation, graph, manifest)
+
+    def _find_next_checkpoints(
+        self, generation: Generation, graph: Graph, manifest: Manifest
+    ) -> None:
+        entries = {p: self.committer.newest_entry(p) for p in graph.partitions}
+        replays = replays_of(generation, self._replicas, entries)
+        running, interval_epochs = self._running(graph), generation.checkpoint_interval_epochs
+        tasks = [t for p in running for t in self._replicas[p]]
+        self.next_checkpoint = next_checkpoint(
+            [replays[p] for p in running],
+            interval_epochs,
+            wanted=wants_checkpoint(tasks, generation, manifest),
+        )
+        self._own_checkpoints = {
+            p: next_checkpoint([replay], interval_epochs) for p, replay in replays.items()
+        }
+
+    def _next_checkpoint_of(self, partition: Partition) -> int:
+        """One that catches up has saved less than the others."""
+        return min(self.next_checkpoint, self._own_checkpoints.get(partition, NO_EPOCH))
+
+    def _running(self, graph: Graph) -> frozenset[Partition]:
+        return running(self._replicas, self.is_suspected) & set(graph.partitions)
 
     def _segment(self, slot: Slot) -> Segment | None:
         """Of the newest generation; None if it does not have it."""
@@ -444,8 +471,9 @@ class Coordinator:
             generation=self._generation,
             graph=self._graph,
             progress=self._progress(),
-            running=running(self._replicas, self.is_suspected) & set(self._graph.partitions),
+            running=self._running(self._graph),
             head_epoch=self.membership.newest_epoch(),
+            next_checkpoint=self.next_checkpoint,
             started=self.membership.started(),
             written=self._written,
         )
@@ -508,6 +536,7 @@ class Coordinator:
             store_id=self.committer.store_id,
             is_suspected=self.is_suspected,
             is_untrusted=lambda task: self.containment.comparison.is_untrusted(task.slot),
+            next_checkpoint=self.next_checkpoint,
         )
 
     # --- desired state ---
@@ -538,6 +567,8 @@ class Coordinator:
             self.containment,
             self.committer.is_refused,
             self._stabilizes_in_turn,
+            generation.checkpoint_interval_epochs,
+            self._next_checkpoint_of(task.partition),
         )
         segment = self._segment(slot)
         update = {
@@ -557,7 +588,12 @@ class Coordinator:
             return False
         reached = task.response.stable_epoch if task.response else NO_EPOCH
         interval_epochs = self._generation.checkpoint_interval_epochs
-        return self.committer.lacks_entries(task.partition, reached, interval_epochs)
+        return self.committer.lacks_entries(
+            task.partition,
+            reached,
+            interval_epochs,
+            self._next_checkpoint_of(task.partition),
+        )
 
 
 Event = Callable[[Coordinator, float], list[Effect]]

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from rekindle.coordinator.core.report import restart_cost
 from rekindle.coordinator.core.state_machine import Coordinator
 from rekindle.protocol import CONTROL_PORT
 
@@ -70,12 +71,24 @@ class _CoreCollector(Collector):
             "1 for a task that is silent for too long",
             labels=["slot"],
         )
+        replay = GaugeMetricFamily(
+            "rekindle_coordinator_replay_epochs",
+            "Epochs that a task would replay if it restarted now",
+            labels=["slot"],
+        )
+        replay_s = GaugeMetricFamily(
+            "rekindle_coordinator_replay_seconds",
+            "Time that this would take at most",
+            labels=["slot"],
+        )
         for task in core.membership:
             if task.last_response_at is not None:
                 silence.add_metric([task.slot.key], now - task.last_response_at)
             suspected.add_metric([task.slot.key], float(core.is_suspected(task)))
-        yield silence
-        yield suspected
+            if (restart := restart_cost(task, core.committer.own_manifest)) is not None:
+                replay.add_metric([task.slot.key], restart.epochs)
+                replay_s.add_metric([task.slot.key], restart.replay_s)
+        yield from (silence, suspected, replay, replay_s)
 
     def _checkpoints(self, core: Coordinator) -> Iterator[Metric]:
         manifest, duration_s = core.committer.own_manifest, core.committer.duration_s
@@ -84,6 +97,8 @@ class _CoreCollector(Collector):
             yield _gauge("rekindle_coordinator_checkpoint_epoch", what, manifest.epoch)
             what = "Number of the newest manifest that this coordinator has written"
             yield _gauge("rekindle_coordinator_manifest_seq", what, manifest.seq)
+            what = "Epoch at which the next checkpoint is due"
+            yield _gauge("rekindle_coordinator_next_checkpoint_epoch", what, core.next_checkpoint)
         if duration_s is not None:
             what = "Time to write the newest manifest"
             yield _gauge("rekindle_coordinator_checkpoint_commit_seconds", what, duration_s)

@@ -21,7 +21,6 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from rekindle.engine.epochs import (
-    EPOCH,
     SYSTEM_COLUMNS,
     Clock,
     concatenate_epochs,
@@ -36,11 +35,12 @@ from rekindle.engine.operators.base import (
     Operator,
     tables_of,
     view_name,
-    without_all_rows,
 )
+from rekindle.engine.operators.running import delayed, run_operator, view_of
 from rekindle.engine.spark.analysis import Analyzer
 from rekindle.engine.spark.query import SqlRunner
 from rekindle.engine.spark.steps import Step, is_divisible, plan_steps, step_sql
+from rekindle.engine.state.compaction import join_single_deltas
 from rekindle.engine.state.operator import (
     BEGIN_OF_PANES,
     EMPTY,
@@ -50,7 +50,7 @@ from rekindle.engine.state.operator import (
 )
 from rekindle.engine.state.reading import read
 from rekindle.engine.state.spill import RunFiles
-from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochInput
+from rekindle.streams.epochs import END_OF_INPUT, EpochInput
 from rekindle.topology.model import Segment, Topology
 
 HASH_BYTES = 16 * 2**20
@@ -159,6 +159,14 @@ class SparkChain:
         }
         return State({**state.operators, **begun})
 
+    def join_deltas(self, state: State) -> State:
+        joined = {
+            table: join_single_deltas(operator.tables[name], states)
+            for operator, name, table in self._tables()
+            if (states := state.operators.get(table)) is not None
+        }
+        return State({**state.operators, **joined})
+
     def folded(self, state: State) -> Mapping[str, pa.Table]:
         """For tests: by table, its rows, in an order that is the same for any layout."""
         return {
@@ -194,9 +202,9 @@ class SparkChain:
             if (operator := prepared.step.end) is not None:
                 complete = all(epoch.complete for epoch in epochs)
                 states, found = self._advance(operator, states, rows, clock, span, complete)
-                clock = _delayed(clock, operator.delay_us)
+                clock = delayed(clock, operator.delay_us)
                 views = {view_name(operator): found}
-                to_view = partial(_view, operator=operator, clock=clock)
+                to_view = partial(view_of, operator, clock=clock)
         if self._run_files is not None:
             states = self._run_files.spill(states)
         tables = split_by_epoch(self._output_schema, rows[0], [e.epoch for e in epochs])
@@ -280,18 +288,14 @@ class SparkChain:
         span: str,
         complete: bool,
     ) -> tuple[Mapping[str, OperatorState], pa.Table]:
-        ids = tables_of(operator)
-        what = f"operator {operator.node.name}, {span}"
-        tables = {name: states.get(table, EMPTY) for name, table in ids.items()}
-        if not complete:
-            tables = dict(without_all_rows(operator, tables))
-        advanced = operator.advance(
-            tables, rows, clock, self._run_files, partial(self._sql_runner.run, what=what)
+        evaluate = partial(self._sql_runner.run, what=f"operator {operator.node.name}, {span}")
+        states, found, missed = run_operator(
+            operator, states, rows, clock, self._run_files, evaluate, complete=complete
         )
         dropped = self._history.dropped[operator.node.name]
-        dropped.late += advanced.dropped.late
-        dropped.null_event_time += advanced.dropped.null_event_time
-        return {**states, **{ids[n]: t for n, t in advanced.tables.items()}}, advanced.rows
+        dropped.late += missed.late
+        dropped.null_event_time += missed.null_event_time
+        return states, found
 
 
 def _input_names(segment: Segment) -> list[str]:
@@ -316,25 +320,3 @@ def _check_order(epochs: Sequence[EpochInput]) -> None:
 
 def _same(table: pa.Table) -> pa.Table:
     return table
-
-
-def _view(rows: pa.Table, operator: Operator, clock: Clock) -> pa.Table:
-    """The view that `Operator.select` reads: system columns, and the operator's."""
-    before = {epoch: watermark for epoch, watermark, _ in clock}
-    numbers = rows.column(EPOCH).to_numpy()
-    late = pa.array([before[e] for e in numbers.tolist()], pa.int64())
-    schema = pa.schema([*SYSTEM_COLUMNS, *operator.output])
-    return pa.table([pa.array(numbers), late, *operator.view(rows).columns], schema=schema)
-
-
-def _delayed(clock: Clock, delay_us: int) -> Clock:
-    """The watermarks of an operator's output. There is none before the first row, and none after
-    the last."""
-
-    def delayed(watermark: int) -> int:
-        has_bound = NO_WATERMARK < watermark < END_OF_INPUT
-        return max(NO_WATERMARK + 1, watermark - delay_us) if has_bound else watermark
-
-    if not delay_us:
-        return clock
-    return [(epoch, delayed(before), delayed(after)) for epoch, before, after in clock]

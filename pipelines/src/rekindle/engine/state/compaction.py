@@ -8,7 +8,13 @@ are available, or once too many rows wait for that. Of each page, `folded_throug
 folded delta, `pending` the number of rows of later ones, and `pending_at_restore` how many of these
 a restore brought.
 
-Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md.
+A group that changes in many epochs has a row for each of them. When deltas of single calls are
+joined, which is before each checkpoint, such groups get one row instead, with their value: the left
+fold of all that there is of them. Rows of sums of doubles could not be merged with one another
+otherwise.
+
+Design: docs/decisions/0044-window-state.md, docs/decisions/0048-lazy-restore.md,
+docs/decisions/0064-rare-checkpoints.md.
 """
 
 from __future__ import annotations
@@ -31,21 +37,29 @@ from rekindle.engine.state.operator import (
     between,
     bounds,
     copy_rows,
+    count_by_page,
     newest_unavailable,
     pages_of,
     without_folded_deltas,
 )
+from rekindle.engine.state.reading import read_groups
 from rekindle.engine.state.remote import prioritize
 from rekindle.engine.state.runs import (
+    HASH,
+    PANE,
     Int64s,
     Run,
     RunShape,
+    are_in,
     bucket_of,
     fold,
+    group_sizes,
     int64s,
+    of_rows,
     rows_within,
     sort,
     uint64s,
+    without_replaced,
 )
 
 PAGE_ROWS = 4096
@@ -67,6 +81,12 @@ MAX_SINGLE_DELTAS, MAX_JOINED_DELTAS = 32, 512
 """Maximum number of deltas of level 0 (each of one call), and of each higher level. If there are
 more, the oldest are joined to deltas of the next level, so that reads do not have to search too
 many."""
+FREQUENT_ROWS = 4
+"""A group with so many rows in deltas of single calls gets its value instead."""
+MIN_FREQUENT_SHARE = 0.5
+"""Share of the rows that must be of such groups, or reading their values is not worth it."""
+MAX_VALUE_DELTAS = 8
+"""Maximum number of deltas with values; the oldest is put into the newest."""
 JOIN_BYTES = 16 << 20
 """Limit on deltas that are joined to one; larger deltas are not copied."""
 PRUNE_PAGES_PER_CALL = 64
@@ -92,14 +112,14 @@ def compact(shape: RunShape, state: OperatorState) -> OperatorState:
         if not benefit[page] or not compactable[page]:
             if compactable.all():
                 break
-            return _join_if_many(state)
+            return _join_if_many(shape, state)
         # The first page is limited by the credit only: otherwise a page that has become larger
         # than `most` would block all others.
         if cost[page] > state.credit or (spent and spent + cost[page] > most):
-            return _join_if_many(state)  # the credit is kept for this page
+            return _join_if_many(shape, state)  # the credit is kept for this page
         spent += int(cost[page])
         state = _compact_page(shape, replace(state, credit=state.credit - int(cost[page])), page)
-    return replace(_join_if_many(state), credit=0)
+    return replace(_join_if_many(shape, state), credit=0)
 
 
 def _most_credit(state: OperatorState) -> int:
@@ -128,36 +148,99 @@ def compact_all(shape: RunShape, state: OperatorState) -> OperatorState:
     return replace(state, credit=0)
 
 
-def join_single_deltas(state: OperatorState) -> OperatorState:
-    """The state with its deltas of single calls joined to deltas of the next level. Done before a
-    checkpoint, so that each row is uploaded in at most one delta."""
+def join_single_deltas(shape: RunShape, state: OperatorState) -> OperatorState:
+    """The state with its deltas of single calls joined to deltas of the next level, in which groups
+    with many rows have their value instead. Done before a checkpoint, so that each row is uploaded
+    in at most one delta."""
     newest = newest_unavailable(state)  # unavailable runs are in the store already
-    return _join(state, [d for d in state.deltas if not d.level and d.seq > newest])
+    single = (at for at, d in enumerate(state.deltas) if not d.level and d.seq > newest)
+    first = next(single, None)
+    if first is None:
+        return state
+    appended = int(state.pending.sum())
+    rows = sum(_live(state, delta).num_rows for delta in state.deltas[first:])
+    state = _with_values(shape, _join(state, first, len(state.deltas)))
+    left = max(0, rows - (appended - int(state.pending.sum())))
+    return replace(state, share_left=min(1.0, left / max(1, rows)))
 
 
-def _join_if_many(state: OperatorState) -> OperatorState:
+def _with_values(shape: RunShape, state: OperatorState) -> OperatorState:
+    """The state in which the frequent groups of the newest delta have one row, with their value. If
+    most rows of an earlier delta with values are of these groups, its other groups get theirs
+    too, and it is dropped."""
+    if shape.kept is not None or not state.deltas or not state.complete:
+        return state
+    newest = state.deltas[-1]
+    rows = newest.run.table
+    frequent = group_sizes(rows) >= FREQUENT_ROWS
+    if newest.has_values or frequent.sum() < max(1.0, MIN_FREQUENT_SHARE * len(frequent)):
+        return state
+    groups = rows.filter(pa.array(frequent))
+    others = [d for d in state.deltas[:-1] if d.has_values]
+    replaced = {
+        delta.run.id
+        for number, delta in enumerate(others, 1)
+        if delta.run.nbytes <= JOIN_BYTES
+        and (
+            number + MAX_VALUE_DELTAS <= len(others)
+            or 2 * are_in(delta.run.table, groups).sum() >= delta.run.rows
+        )
+    }
+    removed = [d for d in others if d.run.id in replaced]
+    groups = pa.concat_tables([groups, *(_live(state, delta) for delta in removed)])
+    hashes = np.unique(uint64s(groups.column(HASH)))
+    panes = int64s(groups.column(PANE))
+    found = read_groups(shape, state, int(panes.min()), int(panes.max()) + 1, hashes)
+    values = found.filter(pa.array(are_in(found, groups)))
+    rest = rows.filter(pa.array(~are_in(rows, groups))).combine_chunks()
+    split = [
+        Delta(newest.seq, Run(part), newest.level, has_values)
+        for part, has_values in ((values.combine_chunks(), True), (rest, False))
+        if part.num_rows
+    ]
+    kept = [d for d in state.deltas[:-1] if d.run.id not in replaced]
+    return _with_deltas(state, [*kept, *split], removed=[*removed, newest], added=split)
+
+
+def _with_deltas(
+    state: OperatorState,
+    deltas: Sequence[Delta],
+    removed: Sequence[Delta],
+    added: Sequence[Delta],
+) -> OperatorState:
+    pending = state.pending.copy()
+    for each, sign in ((removed, -1), (added, 1)):
+        for delta in each:
+            live = Run(_live(state, delta))
+            if live.rows:
+                pending += sign * count_by_page(state, live.panes, live.buckets())
+    return replace(state, deltas=tuple(deltas), pending=pending)
+
+
+def _join_if_many(shape: RunShape, state: OperatorState) -> OperatorState:
     for level in sorted({delta.level for delta in state.deltas}):
-        deltas = [d for d in state.deltas if d.level == level]
-        if not level and len(deltas) > MAX_SINGLE_DELTAS:
-            state = join_single_deltas(state)
-        elif level and len(deltas) > MAX_JOINED_DELTAS:  # the oldest have the fewest live rows
-            oldest = deltas[: max(2, MAX_JOINED_DELTAS // 16)]
-            state = _join(state, oldest) if all(d.run.is_available for d in oldest) else state
+        at = [at for at, delta in enumerate(state.deltas) if delta.level == level]
+        if not level and len(at) > MAX_SINGLE_DELTAS:
+            state = join_single_deltas(shape, state)
+        elif level and len(at) > MAX_JOINED_DELTAS:  # the oldest have the fewest live rows
+            first, end = at[0], at[0] + max(2, MAX_JOINED_DELTAS // 16)
+            end += state.deltas[end].seq == state.deltas[end - 1].seq  # beside its values
+            available = all(d.run.is_available for d in state.deltas[first:end])
+            state = _join(state, first, end) if available else state
     return _prune(state)
 
 
-def _join(state: OperatorState, chosen: Sequence[Delta]) -> OperatorState:
-    """The state with these deltas, which are consecutive and of one level, joined to deltas of the
-    next level. Their rows are not folded: sums of doubles must be added to the base one epoch after
-    another."""
-    if not chosen:
-        return state
-    before = (d for d in state.deltas if d.seq < chosen[0].seq)
-    joined = (_joined(state, group) for group in _groups(chosen))
-    after = (d for d in state.deltas if d.seq > chosen[-1].seq)
-    in_range = sum(chosen[0].seq <= d.seq <= chosen[-1].seq for d in state.deltas)
-    assert in_range == len(chosen), "deltas of one level are consecutive"
-    return replace(state, deltas=(*before, *(d for d in joined if d is not None), *after))
+def _join(state: OperatorState, first: int, end: int) -> OperatorState:
+    """The state with the deltas from index `first` to before `end`, which are of one level, joined
+    to deltas of the next level. Their rows are not folded: sums of doubles must be added to the
+    base one epoch after another."""
+    chosen = state.deltas[first:end]
+    assert len({delta.level for delta in chosen}) == 1, "deltas of one level are consecutive"
+    joined = [delta for group in _groups(chosen) for delta in _joined(state, group)]
+    deltas = (*state.deltas[:first], *joined, *state.deltas[end:])
+    if not any(delta.has_values for delta in chosen):  # all live rows are kept
+        return replace(state, deltas=deltas)
+    return _with_deltas(state, deltas, removed=chosen, added=joined)
 
 
 def _groups(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
@@ -165,7 +248,8 @@ def _groups(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
     group: list[Delta] = []
     size = 0
     for delta in deltas:
-        if group and size + delta.run.nbytes > JOIN_BYTES:
+        is_of_last = bool(group) and delta.seq == group[-1].seq  # beside its values
+        if group and size + delta.run.nbytes > JOIN_BYTES and not is_of_last:
             yield group
             group, size = [], 0
         group.append(delta)
@@ -173,16 +257,26 @@ def _groups(deltas: Sequence[Delta]) -> Iterator[list[Delta]]:
     yield group
 
 
-def _joined(state: OperatorState, group: Sequence[Delta]) -> Delta | None:
-    """One delta for the group, without its dead rows; None if no row is live."""
+def _joined(state: OperatorState, group: Sequence[Delta]) -> list[Delta]:
+    """The group's live rows: values, then other rows, each in one delta if there are any."""
     last, level = group[-1], group[-1].level + 1
     if len(group) == 1 and last.level:
-        return replace(last, level=level)
-    rows = pa.concat_tables([_live(state, delta) for delta in group]).combine_chunks()
+        return [replace(last, level=level)]
+    live = [_live(state, delta) for delta in group]
+    rows = pa.concat_tables(live).combine_chunks()
     if not rows.num_rows:
-        return None
-    unchanged = len(group) == 1 and rows.num_rows == last.run.rows
-    return Delta(last.seq, last.run if unchanged else Run(sort(rows)), level)
+        return []
+    if not any(delta.has_values for delta in group):
+        unchanged = len(group) == 1 and rows.num_rows == last.run.rows
+        return [Delta(last.seq, last.run if unchanged else Run(sort(rows)), level)]
+    is_value = of_rows(live, [delta.has_values for delta in group])
+    kept = without_replaced(rows, is_value)
+    parts = ((kept[is_value[kept]], True), (kept[~is_value[kept]], False))
+    return [
+        Delta(last.seq, Run(sort(rows.take(pa.array(chosen)))), level, has_values)
+        for chosen, has_values in parts
+        if len(chosen)
+    ]
 
 
 def _prune(state: OperatorState) -> OperatorState:
@@ -221,11 +315,14 @@ def _compact_page(shape: RunShape, state: OperatorState, at: int) -> OperatorSta
     prioritize(run for run in (page.run, *later) if run is not None)
     first_live = (state.first_live_pane_us, 0)
     tables = [between(page.run, first_live, None)] if page.run is not None else []
+    are_values = [False] * len(tables)
     low, high = bounds(state, at)
     for delta in state.deltas:
         if delta.seq > through:
             tables.append(between(delta.run, max(low, first_live), high))
-    pages = _cut(page, fold(shape, tables), KEPT_PAGES if shape.kept is not None else 1)
+            are_values.append(delta.has_values)
+    folded = fold(shape, tables, are_values)
+    pages = _cut(page, folded, KEPT_PAGES if shape.kept is not None else 1)
     state = replace(
         state,
         pages=(*state.pages[:at], *pages, *state.pages[at + 1 :]),

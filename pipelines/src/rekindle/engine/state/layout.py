@@ -56,6 +56,7 @@ def encode(
         "deltas": {
             "seq": [delta.seq for delta in state.deltas],
             "level": [delta.level for delta in state.deltas],
+            "values": [int(delta.has_values) for delta in state.deltas],
             **_runs([delta.run for delta in state.deltas], place, state.panes),
         },
         "objects": _encode_objects(objects),
@@ -144,13 +145,17 @@ def decode(layout: Mapping[str, Any], runs: Mapping[Place, Run]) -> OperatorStat
     at = list(zip(pages["object"], pages["batch"], strict=True))
     found = [None if place == _NO_PLACE else runs[place] for place in at]
     places = zip(deltas["object"], deltas["batch"], strict=True)
-    order = zip(deltas["seq"], deltas["level"], places, strict=True)
+    values = deltas.get("values", [0] * len(deltas["seq"]))  # releases with format 3 have none
+    order = zip(deltas["seq"], deltas["level"], values, places, strict=True)
     pending = np.array(pages["pending"], dtype=np.int64)
     return OperatorState(
         pages=tuple(
             Page(*fields) for fields in zip(pages["pane"], pages["bucket"], found, strict=True)
         ),
-        deltas=tuple(Delta(seq, runs[place], level) for seq, level, place in order),
+        deltas=tuple(
+            Delta(seq, runs[place], level, bool(has_values))
+            for seq, level, has_values, place in order
+        ),
         folded_through=np.array(pages["through"], dtype=np.int64),
         pending=pending,
         pending_at_restore=pending,

@@ -52,11 +52,14 @@ class Page:
 @dataclass(frozen=True, slots=True)
 class Delta:
     """`seq`: the number of the delta in the order of epochs; `level`: how often compaction has put
-    its rows into a larger delta, which does not increase in that order."""
+    its rows into a larger delta, which does not increase in that order. `has_values`: its rows are
+    values (`engine.state.runs`). A delta with values comes before the one with the other rows of
+    the same calls, which has the same `seq`."""
 
     seq: int
     run: Run
     level: int = 0
+    has_values: bool = False
 
 
 _EMPTY_PAGES = (Page(BEGIN_OF_PANES, 0, None),)
@@ -73,6 +76,7 @@ class OperatorState:
     there were when the state was restored. `first_live_pane_us`: rows of panes before it are dead,
     and windows that begin before it are not written.
     `panes`: the panes with rows, ascending. `credit`: how many rows compaction may process.
+    `share_left`: of the rows that were joined last, how many were left.
     `tree_nodes`: folds of ranges of panes (`engine.state.panes`), not saved. `digest`: chained over
     the rows of all epochs, so equal for equal states with any layout. `complete`: all runs are
     available; False: perhaps not all."""
@@ -86,6 +90,7 @@ class OperatorState:
     panes: Int64s = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     seq: int = 0
     credit: int = 0
+    share_left: float = 1.0
     tree_nodes: Mapping[tuple[int, int], Run] = field(default_factory=dict)
     digest: str = ""
     complete: bool = True
@@ -156,10 +161,10 @@ def append(state: OperatorState, rows: pa.Table) -> OperatorState:
     return replace(
         state,
         deltas=(*state.deltas, Delta(seq, run)),
-        pending=state.pending + _count(state, run.panes, run.buckets()),
+        pending=state.pending + count_by_page(state, run.panes, run.buckets()),
         panes=touched if not len(state.panes) else np.union1d(state.panes, touched),
         seq=seq,
-        credit=state.credit + int(COMPACTION_RATIO * run.rows),
+        credit=state.credit + int(COMPACTION_RATIO * state.share_left * run.rows),
     )
 
 
@@ -346,6 +351,6 @@ def pages_of(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
     return np.maximum(np.searchsorted(first_buckets, number, "right") - 1, 0)
 
 
-def _count(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
+def count_by_page(state: OperatorState, panes: Int64s, buckets: Int64s) -> Int64s:
     """How many of these rows belong to each page."""
     return np.bincount(pages_of(state, panes, buckets), minlength=len(state.pages))

@@ -98,10 +98,10 @@ def _read_pages(
     """A part of `read`: the rows of the pages from the first index of `part` to before the
     second."""
     low, high = part
-    tables = []
+    tables: list[tuple[pa.Table, bool]] = []  # with whether its rows are values
     for page in state.pages[low:high]:
         if page.run is not None and overlaps(page.run, first, end):
-            tables.append(between(page.run, (first, 0), (end, 0)))
+            tables.append((between(page.run, (first, 0), (end, 0)), False))
     begin = max((first, 0), page_start(state, low)) if low else (first, 0)
     until = min((end, 0), page_start(state, high)) if high < len(state.pages) else (end, 0)
     through = state.folded_through[low:high]
@@ -113,10 +113,14 @@ def _read_pages(
             panes = int64s(rows.column(PANE))
             at = pages_of(state, panes, bucket_of(uint64s(rows.column(HASH))))
             rows = rows.filter(pa.array(state.folded_through[at] < delta.seq))
-        tables.append(rows)
+        tables.append((rows, delta.has_values))
     if buckets != ALL_BUCKETS:
-        tables = [rows for table in tables for rows in _in_buckets(table, buckets)]
-    return fold(shape, tables)
+        tables = [
+            (rows, are_values)
+            for table, are_values in tables
+            for rows in _in_buckets(table, buckets)
+        ]
+    return fold(shape, [rows for rows, _ in tables], [are_values for _, are_values in tables])
 
 
 def _in_buckets(rows: pa.Table, buckets: tuple[int, int]) -> Iterator[pa.Table]:
@@ -140,20 +144,21 @@ def read_groups(
     if first >= end or state.is_empty or not len(hashes):
         return shape.schema.empty_table()
     runs = [
-        *((page.run, None) for page in state.pages if page.run is not None),
-        *((delta.run, delta.seq) for delta in state.deltas),
+        *((page.run, None, False) for page in state.pages if page.run is not None),
+        *((delta.run, delta.seq, delta.has_values) for delta in state.deltas),
     ]
-    touched = [(run, seq) for run, seq in runs if overlaps(run, first, end)]
-    prioritize(run for run, _ in touched if not run.is_available)
-    tables = []
-    for run, seq in touched:
+    touched = [found for found in runs if overlaps(found[0], first, end)]
+    prioritize(run for run, _, _ in touched if not run.is_available)
+    tables, are_values = [], []
+    for run, seq, has_values in touched:
         chosen = _rows_of_groups(run, first, end, hashes)
         if seq is not None and len(chosen):
             page = pages_of(state, run.panes[chosen], bucket_of(run.hashes[chosen]))
             chosen = chosen[state.folded_through[page] < seq]
         if len(chosen):
             tables.append(run.table.take(pa.array(chosen)))
-    return fold(shape, tables)
+            are_values.append(has_values)
+    return fold(shape, tables, are_values)
 
 
 def _rows_of_groups(run: Run, first: int, end: int, hashes: Uint64s) -> Int64s:

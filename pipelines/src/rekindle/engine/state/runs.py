@@ -7,7 +7,8 @@ epochs has, are in the order of epochs. A bucket is a range of hashes, so it is 
 pane of a run.
 
 `fold` is a left fold in the order of rows, so the bits of a result depend only on that order. The
-first addend of a sum of doubles is 0.0: folding in one or in many steps gives the same bits.
+first addend of a sum of doubles is 0.0: folding in one or in many steps gives the same bits. A row
+that is a *value* is all of its group up to there: what comes before it is not folded.
 
 A table may keep its rows instead (`RunShape.kept`). Then a pane is a slice of time, a row also has
 its time `__t` and its number `__i`, which tells it from all others of the table, and the order is
@@ -218,13 +219,16 @@ def concatenate(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).combine_chunks() if tables else shape.schema.empty_table()
 
 
-def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
+def fold(shape: RunShape, tables: Sequence[pa.Table], are_values: Sequence[bool] = ()) -> pa.Table:
     """One row for each group and pane: all its rows, merged from left to right; in the order of
-    runs."""
+    runs. `are_values`: for each table whether its rows are values; no table's are if it is
+    empty."""
     rows = concatenate(shape, tables)
     if shape.kept is not None or not rows.num_rows:
         return sort(rows)
     order, first = _groups(rows)
+    if any(are_values):
+        order, first = _from_values_on(order, first, of_rows(tables, are_values))
     starts = np.flatnonzero(first)
     is_sorted = _is_identity(order)
     first_rows = order[starts]
@@ -239,6 +243,51 @@ def fold(shape: RunShape, tables: Sequence[pa.Table]) -> pa.Table:
         ordered = values if is_sorted else _take(values, order)
         columns.append(_merge(ordered, column.type, merges[column.name], starts))
     return pa.Table.from_arrays(columns, schema=shape.schema)
+
+
+def of_rows(tables: Sequence[pa.Table], of_tables: Sequence[bool]) -> npt.NDArray[np.bool_]:
+    """For each row of the concatenation of these tables, what its table has."""
+    return np.repeat(np.array(of_tables, dtype=np.bool_), [t.num_rows for t in tables])
+
+
+def _from_values_on(
+    order: Int64s, first: npt.NDArray[np.bool_], is_value: npt.NDArray[np.bool_]
+) -> tuple[Int64s, npt.NDArray[np.bool_]]:
+    """What `_groups` returns, without the rows of each group before its last value."""
+    starts, at = np.flatnonzero(first), np.arange(len(order))
+    last = np.maximum.reduceat(np.where(is_value[order], at, -1), starts)
+    begin = np.repeat(np.maximum(last, starts), np.diff(starts, append=len(order)))
+    kept = at >= begin
+    return order[kept], (at == begin)[kept]
+
+
+def without_replaced(rows: pa.Table, is_value: npt.NDArray[np.bool_]) -> Int64s:
+    """The numbers, ascending, of the rows that are folded. `is_value`: for each row."""
+    order, first = _groups(rows)
+    return np.sort(_from_values_on(order, first, is_value)[0])
+
+
+def group_sizes(rows: pa.Table) -> Int64s:
+    """For each row, how many rows its group has in its pane."""
+    order, first = _groups(rows)
+    sizes = np.diff(np.flatnonzero(first), append=len(order))
+    of_each = np.empty(len(order), dtype=np.int64)
+    of_each[order] = np.repeat(sizes, sizes)
+    return of_each
+
+
+def are_in(rows: pa.Table, groups: pa.Table) -> npt.NDArray[np.bool_]:
+    """For each row whether `groups` has a row of its group and pane."""
+    if not rows.num_rows or not groups.num_rows:
+        return np.zeros(rows.num_rows, dtype=np.bool_)
+    names = [PANE, HASH, *_keys(rows)]
+    both = pa.concat_tables([groups.select(names), rows.select(names)]).combine_chunks()
+    order, first = _groups(both)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.cumsum(first) - 1
+    known = np.zeros(len(order), dtype=np.bool_)
+    known[number[: groups.num_rows]] = True
+    return known[number[groups.num_rows :]]
 
 
 def group_numbers(rows: pa.Table) -> Int64s:

@@ -106,7 +106,7 @@ class TaskStatus:
         self._clock = clock
         self._problems: dict[str, TaskProblem] = {}
         self._failure: TaskProblem | None = None
-        self._durations: deque[float] = deque(maxlen=512)
+        self._calls: deque[tuple[int, float]] = deque(maxlen=512)  # epochs and duration of each
         self._computed: dict[int, tuple[str, str]] = {}  # digest and chained digest, oldest first
         self._requested: frozenset[int] = frozenset()
         self._committed = NO_EPOCH
@@ -133,9 +133,10 @@ class TaskStatus:
         self._failure = self._failure or problem
         self.step(TaskEvent.FAILED)
 
-    def processed(self, seconds: float) -> None:
-        """One call of the chain took `seconds`, with appending its output to the log."""
-        self._durations.append(seconds)
+    def processed(self, epochs: int, seconds: float) -> None:
+        """One call of the chain, of so many epochs, took `seconds`, with appending its output to
+        the log."""
+        self._calls.append((epochs, seconds))
 
     def computed(self, epoch: int, digest: str, chained: str) -> None:
         """This process has computed an epoch: its digest, and that of all output through it."""
@@ -230,8 +231,17 @@ class TaskStatus:
 
     def epoch_p99_s(self) -> float:
         """Of the durations of calls, each of one or more epochs."""
-        ordered = sorted(self._durations)
+        ordered = sorted(seconds for _, seconds in self._calls)
         return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
+
+    def epoch_mean_s(self) -> float:
+        """Time for an epoch. In a replay, whose calls have many epochs each, it is shorter."""
+        epochs = sum(epochs for epochs, _ in self._calls)
+        return sum(seconds for _, seconds in self._calls) / epochs if epochs else 0.0
+
+    def state_bytes(self) -> int:
+        """Size of the newest state, wherever it is kept."""
+        return self.parts.loop.state.operators.nbytes if self.parts is not None else 0
 
     def response(self, fence: int) -> PollResponse:
         parts, fetch = self.parts, self.fetch
@@ -253,6 +263,8 @@ class TaskStatus:
             stream_protocol=STREAM_VERSIONS.protocol,
             oldest_stream_protocol=STREAM_VERSIONS.oldest,
             epoch_p99_s=self.epoch_p99_s(),
+            epoch_mean_s=self.epoch_mean_s(),
+            state_bytes=self.state_bytes(),
         )
         if parts is None:
             return base.model_copy(update=self._output)

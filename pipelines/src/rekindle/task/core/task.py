@@ -13,6 +13,7 @@ Design: docs/decisions/0045-task-core.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from rekindle.engine.call_sizes import CallSizes
@@ -396,7 +397,11 @@ class TaskCore:
             match effect:
                 case TakeEpochs():
                     effects += self._request_epochs(effect)
-                case ProcessEpochs() | AppendEpochs() | AppendTentative() | RestartEngine():
+                case ProcessEpochs():
+                    self._take_request = None
+                    saves = effect.for_checkpoint and self.supervisor.is_saver
+                    effects.append(replace(effect, for_checkpoint=saves))
+                case AppendEpochs() | AppendTentative() | RestartEngine():
                     self._take_request = None
                     effects.append(effect)
                 case SetProblem(subject, problem):
@@ -408,7 +413,7 @@ class TaskCore:
                     self.status.computed(epoch, digest, chained)
                     effects += self._log_grew()
                 case CallCompleted(epochs, took_s):
-                    self.status.processed(took_s)
+                    self.status.processed(len(epochs), took_s)
                     effects += self._update_phase()
                     effects += self._stable_processed(epochs[-1].epoch)
                 case TentativeCompleted():

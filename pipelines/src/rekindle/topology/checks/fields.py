@@ -38,6 +38,7 @@ MIN_LOG_BUDGET_BYTES = 16 * 1024**2
 MIN_RETAIN_BYTES = 1024**2
 EPOCH_INTERVALS = (100 * MILLISECOND, 60 * SECOND)
 MIN_MAX_DELAY = 100 * MILLISECOND
+MIN_REPLAY_TARGET = SECOND
 _RESERVED_CONF = {
     "spark.master": "a task is one application with local[n]",
     "spark.sql.ansi.enabled": "results must not depend on it",
@@ -148,6 +149,17 @@ def _durations(spec: TopologySpec) -> Iterator[Problem]:
         )
         hint = "checkpoints are taken at the ends of epochs: write a multiple"
         yield Problem("spec.checkpoint.interval", "NotAMultiple", what, hint)
+    yield from _replay_target(spec.checkpoint.replay_target, "spec.checkpoint")
+    for at, operator in enumerate(spec.operators):
+        path = f"spec.operators[{at}].checkpoint"
+        yield from _replay_target(operator.checkpoint.replay_target, path)
+
+
+def _replay_target(target: int | None, path: str) -> Iterator[Problem]:
+    if target is not None and target < MIN_REPLAY_TARGET:
+        what = f"{format_duration(target)} is less than {format_duration(MIN_REPLAY_TARGET)}"
+        hint = "write how long a replay may take, like 60s, or leave it out"
+        yield Problem(f"{path}.replayTarget", "OutOfRange", what, hint)
 
 
 def _log_budget(spec: TopologySpec) -> Iterator[Problem]:

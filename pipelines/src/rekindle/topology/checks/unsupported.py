@@ -59,7 +59,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     OperatorCheckpointSpec: {
         "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),
         "load_target": ("loadTarget", _HINT_PER_WINDOW),
-        "replay_target": ("replayTarget", _HINT_PER_WINDOW),
     },
     SinkSpec: _unsupported_kinds(SinkSpec, "sink"),
 }

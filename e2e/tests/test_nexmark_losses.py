@@ -1,0 +1,60 @@
+"""Joins and sessions lose three nodes: the sinks get what a run without failures writes.
+
+Queries of Nexmark, with two partitions and two replicas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from cluster_types import every_cluster_type_kubelet_marked_long
+
+from rekindle_testing.harness import nexmark
+from rekindle_testing.harness.any_cluster import Cluster
+from rekindle_testing.harness.oracle import Reference
+from rekindle_testing.harness.run import TopologyRun
+
+pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_cluster: Cluster) -> Cluster:
+    nexmark.prepare_input(shared_cluster.shared / "input")
+    shared_cluster.upload("input")
+    return shared_cluster
+
+
+@every_cluster_type_kubelet_marked_long
+@pytest.mark.parametrize(
+    ("queries", "segment"),
+    [
+        (("q20", "q11"), "q20"),  # an inner join, and sessions
+        pytest.param(("q5",), "counts", marks=pytest.mark.long),  # windows, joined by their ends
+        pytest.param(("q8",), "q8", marks=pytest.mark.long),
+        pytest.param(("q3",), "q3", marks=pytest.mark.long),
+    ],
+    ids=["q20 and q11", "q5", "q8", "q3"],
+)
+def test_three_lost_nodes_lose_no_rows(
+    cluster: Cluster, queries: Sequence[str], segment: str, tmp_path: Path
+) -> None:
+    resource = nexmark.topology_resource(f"nexmark-{queries[0]}", queries)
+    reference = Reference(resource, cluster.shared, tmp_path)
+    reference.execute()
+    with TopologyRun(cluster, resource) as run:
+        run.wait_live()
+        run.wait_checkpoint()
+        _lose(run, [run.task_pods(segment)[0].spec.node_name])
+        _lose(run, sorted({pod.spec.node_name for pod in run.task_pods(segment)})[:2])
+        run.wait_redundant()
+        run.verify(reference)
+
+
+def _lose(run: TopologyRun, victims: list[str]) -> None:
+    run.cluster.kill_nodes(victims)
+    run.observer.add_event("lost", ", ".join(victims))
+    for _ in victims:
+        run.cluster.add_node()
+    run.wait_sinks_advance(timeout_s=180)
