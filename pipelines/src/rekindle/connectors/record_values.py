@@ -153,7 +153,8 @@ def present_values(values: Values) -> tuple[list[bytes], Numbers]:
 
 def chunks(values: Sequence[_Value], most_bytes: int = BLOCK_BYTES) -> list[Sequence[_Value]]:
     """Of about so many bytes. They depend on the values alone."""
-    found, first, size = list[Sequence[_Value]](), 0, 0
+    found: list[Sequence[_Value]] = []
+    first = size = 0
     for at, value in enumerate(values):
         size += len(value or b"")
         if size > most_bytes and at > first:

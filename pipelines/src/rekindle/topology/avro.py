@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_MOST_DEPTH = 64
+_MOST_DEPTH = 100
 """Of types inside each other. Less than what the interpreter allows, which depends on the caller: a
 schema is read by all replicas, or by none."""
 _MOST_BYTES = (1 << 31) - 1
