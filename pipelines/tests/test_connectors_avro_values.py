@@ -157,7 +157,10 @@ def test_a_damaged_record_is_read_alike_whatever_is_beside_it(
         assert alone.rows.to_pylist() == together.rows.slice(at, 1).to_pylist()
         if not alone.bad:
             data = io.BytesIO(value)
-            read: Any = fastavro.schemaless_reader(data, fastavro.parse_schema(ALL))
+            try:
+                read: Any = fastavro.schemaless_reader(data, fastavro.parse_schema(ALL))
+            except UnicodeDecodeError:  # of a field that is passed over here
+                continue
             assert data.tell() == len(value)
             wanted = {name: read[name] for name in alone.rows.schema.names}
             assert str(alone.rows.to_pylist()[0]) == str(wanted)  # NaN is not equal to itself

@@ -56,10 +56,9 @@ class ProtobufValues:
 
     def parse(self, values: Values) -> Parsed:
         present, numbers = present_values(values)
-        parts, bad, first = list[Part](), dict[int, str](), 0
+        parts, bad = list[Part](), dict[int, str]()
         for chunk in chunks(present, _BLOCK_BYTES):
-            parts += self._parse(chunk, numbers[first : first + len(chunk)].tolist(), bad)
-            first += len(chunk)
+            parts += self._parse(present[chunk], numbers[chunk].tolist(), bad)
         return Parsed(parts, bad)
 
     def _parse(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from rekindle.topology.sql.event_time import Expression
 BLOCK_BYTES = 16 << 20
 """Bytes of values that are parsed together."""
 Values = Sequence[bytes | None]
-_Value = TypeVar("_Value", bytes, bytes | None)
 Numbers = npt.NDArray[np.int64]
 
 
@@ -81,12 +80,11 @@ class ValueDecoder:
 
     def decode(self, values: Values) -> Decoded:
         """None has a row of NULLs. Raises as `ValueFormat.parse`."""
-        rows, bad, first = [], dict[int, str](), 0
+        rows, bad = [], dict[int, str]()
         for chunk in chunks(values):
-            decoded = self._decode(chunk)
-            bad |= {first + at: what for at, what in decoded.bad.items()}
+            decoded = self._decode(values[chunk])
+            bad |= {chunk.start + at: what for at, what in decoded.bad.items()}
             rows.append(decoded.rows)
-            first += len(chunk)
         return Decoded(pa.concat_batches(rows) if rows else self._nulls(0), bad)
 
     def _decode(self, values: Values) -> Decoded:
@@ -151,13 +149,12 @@ def present_values(values: Values) -> tuple[list[bytes], Numbers]:
     return [value for value in values if value is not None], np.array(numbers, np.int64)
 
 
-def chunks(values: Sequence[_Value], most_bytes: int = BLOCK_BYTES) -> list[Sequence[_Value]]:
+def chunks(values: Values, most_bytes: int = BLOCK_BYTES) -> list[slice]:
     """Of about so many bytes. They depend on the values alone."""
-    found: list[Sequence[_Value]] = []
-    first = size = 0
+    found, first, size = list[slice](), 0, 0
     for at, value in enumerate(values):
         size += len(value or b"")
         if size > most_bytes and at > first:
-            found.append(values[first:at])
+            found.append(slice(first, at))
             first, size = at, len(value or b"")
-    return [*found, values[first:]] if first < len(values) else found
+    return [*found, slice(first, len(values))] if first < len(values) else found
