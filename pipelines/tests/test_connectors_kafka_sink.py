@@ -190,6 +190,7 @@ class TestExactlyOnce:
             sink.commit(0)
             assert last_epoch(sink) == -1
 
+    @pytest.mark.long
     def test_markers_behind_an_open_transaction_count(
         self, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -240,6 +241,7 @@ class TestExactlyOnce:
             write(follower, 3, 4)
         assert ids(topic) == expected(*range(5))
 
+    @pytest.mark.long
     def test_a_group_takes_longer_than_a_transaction_may(
         self, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -288,6 +290,7 @@ class TestRefusals:
         with pytest.raises(SinkRefused, match=rf"topic missing at {servers}.*create it"):
             sink.last_epoch()
 
+    @pytest.mark.long
     def test_of_a_broker_that_is_away(self, tmp_path: Path, kafka_broker: KafkaBroker) -> None:
         sink = open_kafka_sink(Topic(kafka_broker, "t"), tmp_path, bootstrapServers="127.0.0.1:1")
         began = time.monotonic()
@@ -310,6 +313,7 @@ class TestRefusals:
         with pytest.raises(SinkRefused, match=r"set cleanup\.policy=compact"):
             sink.last_epoch()
 
+    @pytest.mark.long
     def test_of_a_user_who_may_not_write(self, topic: Topic, tmp_path: Path) -> None:
         with sinks(topic, tmp_path) as sink:
             write(sink, 0)
