@@ -17,6 +17,8 @@ from rekindle_testing.embedded.kafka import KafkaBroker, KafkaUnavailable, ensur
 ACCESS_CONTROL = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "allow.everyone.if.no.acl.found": "true",
+    # How often brokers look for transactions that are open for too long; 10 s by default.
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 from typing import Any
 
 import pyarrow as pa
@@ -127,3 +128,30 @@ def test_a_value_is_read_alike_whatever_is_beside_it(values: list[bytes | None])
 
 def _row(decoded: Decoded, at: int) -> Any:
     return decoded.rows.slice(at, 1).to_pylist()
+
+
+@pytest.mark.parametrize("depth", [300, 399, 400, 500, 850, 900, 950, 980, 1000, 100_000])
+def test_a_deep_value_is_bad_whatever_calls_the_decoder(depth: int) -> None:
+    """Python's own limit depends on that, and replicas must not."""
+    value = b'{"id":1,"other":' + b"[" * depth + b"]" * depth + b"}"
+
+    def after(calls: int) -> bool:
+        return after(calls - 1) if calls else not decode(value).bad
+
+    assert {after(calls) for calls in (0, 30, 300)} == {depth < 400}
+
+
+@pytest.mark.parametrize("text", ["-0", "-0.0", "-0e0", "0"])
+def test_zero_has_its_sign_whatever_is_beside_it(text: str) -> None:
+    schema = pa.schema([("x", pa.float64())])
+    value = f'{{"x":{text}}}'.encode()
+    alone, beside = decode(value, schema=schema), decode(value, b" {}", schema=schema)
+    assert repr(alone.rows[0][0]) == repr(beside.rows[0][0])
+    assert math.copysign(1.0, alone.rows[0][0].as_py()) == (-1.0 if text[0] == "-" else 1.0)
+
+
+@pytest.mark.parametrize("column", ["id", "name", "at", "price"])
+@pytest.mark.parametrize("text", ["1" * 1_000_000, json.dumps("x" * 1_000_000)])
+def test_what_is_wrong_with_a_large_value_is_said_in_short(column: str, text: str) -> None:
+    decoded = decode(f'{{"{column}":{text}}}'.encode())
+    assert all(len(what) < 1000 for what in decoded.bad.values())

@@ -9,7 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from rekindle.connectors.kafka_records import record_keys, record_times_ms, record_values
+from rekindle.connectors.kafka_records import (
+    MOST_MS,
+    TimeLimits,
+    record_keys,
+    record_times_ms,
+    record_values,
+)
 
 AT = dt.datetime(2026, 1, 31, 6, 0, 0, 250_000, tzinfo=dt.UTC)
 ROWS = pa.table(
@@ -53,5 +59,13 @@ def test_a_record_has_the_event_time_of_its_row() -> None:
     time_ms = int(AT.timestamp() * 1000)
     assert record_times_ms(ROWS, "at") == [time_ms, 0, time_ms]
     assert record_times_ms(ROWS, "at", oldest_ms=time_ms + 1) == [0, 0, 0]
+    assert record_times_ms(ROWS, "at", newest_ms=time_ms - 1) == [0, 0, 0]
     assert record_times_ms(ROWS, None) == [0, 0, 0]
     assert record_times_ms(ROWS, "gone") == [0, 0, 0]
+
+
+def test_limits_of_times_leave_room_for_other_clocks() -> None:
+    now = 10_000_000
+    assert TimeLimits().at(now) == (0, MOST_MS)
+    assert TimeLimits(past_ms=3_600_000, future_ms=3_600_000).at(now) == (6_460_000, 13_540_000)
+    assert TimeLimits(past_ms=MOST_MS - 1).at(now)[0] == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import datetime as dt
 import json
 import time
 from collections.abc import Iterator
@@ -9,10 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import admin
 from kafka_parts import Topic, new_topic
 from kafka_sink_parts import (
+    SCHEMA,
     committed,
     epoch_batch,
     expected,
@@ -26,6 +30,7 @@ from rekindle.connectors.kafka_markers import markers_topic
 from rekindle.connectors.kafka_sink import KafkaSink, open_sink
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
+from rekindle.streams.epochs import EpochBatch
 from rekindle_testing.embedded.kafka import KafkaBroker
 from rekindle_testing.waiting import eventually
 
@@ -89,6 +94,23 @@ class TestRecords:
         with sinks(topic, tmp_path) as sink:
             write(sink, 1)
         assert all(m.timestamp()[1] > (time.time() - 600) * 1000 for m in committed(topic))
+
+    def test_rows_whose_time_the_topic_refuses_have_that_of_writing(
+        self, kafka_broker: KafkaBroker, tmp_path: Path
+    ) -> None:
+        """One row of a wrong clock would stop the query."""
+        hour = {"message.timestamp.before.max.ms": "3600000"}
+        topic = new_topic(kafka_broker, 1, **{"retention.ms": "-1", **hour})
+        now = dt.datetime.now(dt.UTC)
+        hours = [-(10**6), -2, 0, 2, 10**6]
+        times = [now + dt.timedelta(hours=h) for h in hours]
+        rows = pa.table([hours, ["n"] * 5, times], schema=SCHEMA)
+        with sinks(topic, tmp_path) as sink:
+            sink.write(EpochBatch("s", 0, 0, 0, rows, ""))
+            sink.commit(0)
+        found = [m.timestamp()[1] / 1000 - now.timestamp() for m in committed(topic)]
+        assert len(found) == 5
+        assert all(abs(seconds) < 60 for seconds in found)
 
     def test_equal_keys_are_in_one_partition(self, topic: Topic, tmp_path: Path) -> None:
         with sinks(topic, tmp_path) as sink:
@@ -168,6 +190,7 @@ class TestExactlyOnce:
             sink.commit(0)
             assert last_epoch(sink) == -1
 
+    @pytest.mark.long
     def test_markers_behind_an_open_transaction_count(
         self, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -188,6 +211,61 @@ class TestExactlyOnce:
             other.commit_transaction(30)
             eventually(lambda: not sink.write(epoch_batch(1)), 30)  # it is there
             write(sink, 2)
+        assert ids(topic) == expected(0, 1, 2)
+
+    def test_replicas_with_other_commit_intervals_write_each_row_once(
+        self, topic: Topic, tmp_path: Path
+    ) -> None:
+        """As while an edit of it reaches one of them later."""
+        with (
+            sinks(topic, tmp_path, commitInterval=5_000_000) as behind,
+            sinks(topic, tmp_path, commitInterval=1_000_000) as ahead,
+        ):
+            write(ahead, 0, 1)
+            for epoch in range(5):
+                behind.write(epoch_batch(epoch))
+            behind.commit(4)
+        assert ids(topic) == expected(*range(5))
+
+    def test_markers_of_a_new_topic_are_read(self, topic: Topic, tmp_path: Path) -> None:
+        """It may have fewer than a replica has read of the former one."""
+        with sinks(topic, tmp_path) as follower:
+            with sinks(topic, tmp_path) as sink:
+                write(sink, 0, 1, 2)
+            assert last_epoch(follower) == 2
+            topic.administer(lambda client: client.delete_topics([markers_topic(topic.name)]))
+            with sinks(topic, tmp_path) as sink:
+                sink.write(epoch_batch(3))
+                sink.commit(3)
+            assert last_epoch(follower) == 3
+            write(follower, 3, 4)
+        assert ids(topic) == expected(*range(5))
+
+    @pytest.mark.long
+    def test_a_group_takes_longer_than_a_transaction_may(
+        self, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The brokers end it; the next one may take longer."""
+        monkeypatch.setattr("rekindle.connectors.kafka_sink.TRANSACTION_S", 1.0)
+
+        def write_slowly(sink: KafkaSink) -> None:
+            for epoch in (0, 1, 2):
+                sink.write(epoch_batch(epoch))
+                time.sleep(0.8)
+            sink.commit(2)
+
+        with sinks(topic, tmp_path, commitInterval=3_000_000) as sink:
+            with pytest.raises(SinkRefused, match=r"longer than 1 s.*commitInterval"):
+                write_slowly(sink)
+            monkeypatch.setattr("rekindle.connectors.kafka_sink.LONGEST_TRANSACTION_S", 60.0)
+
+            def written() -> bool:
+                with contextlib.suppress(SinkRefused):
+                    write_slowly(sink)
+                    return True
+                return False
+
+            eventually(written, 60)
         assert ids(topic) == expected(0, 1, 2)
 
     def test_a_newer_definition_stops_the_older_one(self, topic: Topic, tmp_path: Path) -> None:
@@ -212,6 +290,7 @@ class TestRefusals:
         with pytest.raises(SinkRefused, match=rf"topic missing at {servers}.*create it"):
             sink.last_epoch()
 
+    @pytest.mark.long
     def test_of_a_broker_that_is_away(self, tmp_path: Path, kafka_broker: KafkaBroker) -> None:
         sink = open_kafka_sink(Topic(kafka_broker, "t"), tmp_path, bootstrapServers="127.0.0.1:1")
         began = time.monotonic()
@@ -234,6 +313,7 @@ class TestRefusals:
         with pytest.raises(SinkRefused, match=r"set cleanup\.policy=compact"):
             sink.last_epoch()
 
+    @pytest.mark.long
     def test_of_a_user_who_may_not_write(self, topic: Topic, tmp_path: Path) -> None:
         with sinks(topic, tmp_path) as sink:
             write(sink, 0)

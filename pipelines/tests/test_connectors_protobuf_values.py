@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -210,3 +211,19 @@ def test_descriptors_without_their_imports_are_refused() -> None:
     for given_text, error in ((text, "--include_imports"), ("AAAA", "not a FileDescriptorSet")):
         with pytest.raises(SchemaMismatch, match=error):
             ProtobufValues(declared, given_text, "shop.Order", has_prefix=False)
+
+
+def test_few_values_are_messages_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may hold so many empty messages that memory is a hundred times the value."""
+    value = b"\x4a\x00" * 5000  # `inners`
+
+    def most_memory(values: int) -> int:
+        tracemalloc.start()
+        assert decode([value] * values).bad == {}
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return most
+
+    monkeypatch.setattr("rekindle.connectors.protobuf_values._BLOCK_BYTES", len(value))
+    most_memory(1)
+    assert most_memory(16) < 2 * most_memory(1)

@@ -110,9 +110,12 @@ class Cursors:
         self._at[rows] += np.where(self.within(rows, sizes, path), sizes, 0)
 
     def binaries(self, rows: Rows, path: str) -> pa.Array:
-        """Length and bytes. Rows ascend, so each is an element of one array over all bytes, and
-        what is between them is one as well."""
-        sizes = self.longs(rows, path)
+        """Length and bytes."""
+        return self.of_sizes(rows, self.longs(rows, path), path)
+
+    def of_sizes(self, rows: Rows, sizes: Longs, path: str) -> pa.Array:
+        """So many bytes of each. Rows ascend, so each is an element of one array over all bytes,
+        and what is between them is one as well. Nothing is copied of a record that is truncated."""
         sizes = np.where(self.within(rows, sizes, path), sizes, 0)
         starts, ends = self._at[rows], self._ends[rows]
         self._at[rows] = starts + sizes
@@ -124,8 +127,8 @@ class Cursors:
         )
         return both.take(pa.array(np.arange(0, len(offsets), 2)))
 
-    def fixed(self, rows: Rows, size: int) -> npt.NDArray[np.uint8]:
-        """`size` bytes of each, as rows of a matrix."""
+    def few(self, rows: Rows, size: int) -> npt.NDArray[np.uint8]:
+        """`size` bytes of each, at most 8, as rows of a matrix."""
         at = self._at[rows]
         self._at[rows] = at + size
         return self._data.take(at[:, None] + np.arange(size), mode="clip")
@@ -380,13 +383,11 @@ def _enumeration(symbols: Sequence[str], path: str) -> AvroColumn:
 
 def _fixed(given: Fixed, path: str) -> AvroColumn:
     def read(cursors: Cursors, rows: Rows) -> pa.Array:
-        found = np.ascontiguousarray(cursors.fixed(rows, given.size))
-        buffers = [None, pa.py_buffer(found)]
-        return pa.Array.from_buffers(pa.binary(given.size), len(rows), buffers)
+        return cursors.of_sizes(rows, np.full(len(rows), given.size), path)
 
     if given.logical == "decimal":
         return _decimal(read, given.precision, given.scale, path)
-    return AvroColumn(read, pa.binary(given.size))
+    return AvroColumn(read, pa.binary())
 
 
 def _primitive(given: Primitive, path: str) -> AvroColumn:
@@ -415,7 +416,7 @@ def _primitive(given: Primitive, path: str) -> AvroColumn:
             size = 4 if given.kind == "float" else 8
             return AvroColumn(
                 lambda cursors, rows: pa.array(
-                    np.ascontiguousarray(cursors.fixed(rows, size)).view(f"<f{size}").reshape(-1)
+                    np.ascontiguousarray(cursors.few(rows, size)).view(f"<f{size}").reshape(-1)
                 ),
                 pa.float32() if size == 4 else pa.float64(),
             )
@@ -433,7 +434,7 @@ def _primitive(given: Primitive, path: str) -> AvroColumn:
 
 
 def _booleans(cursors: Cursors, rows: Rows, path: str) -> pa.Array:
-    found = cursors.fixed(rows, 1)[:, 0]
+    found = cursors.few(rows, 1)[:, 0]
     if (wrong := found > 1).any():
         cursors.refuse(rows[wrong], f"field {path}: not a boolean")
     return pa.array(found == 1)

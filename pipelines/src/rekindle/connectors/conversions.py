@@ -115,12 +115,16 @@ def _described(column: pa.Array, row: int, field: pa.Field, rules: TextRules) ->
             hint = f"numbers have a decimal point: declare it STRING and write {number} in sql"
         elif kind_of(field.type) is Kind.TIMESTAMP:
             hint += "; for times of another form, declare it STRING and set eventTime.expression"
-        return f"{text!r} is not a {declared}; {hint}"
+        return f"{_short(repr(text))} is not a {declared}; {hint}"
     if (kind, kind_of(field.type)) in CONVERSIONS:
         hint = "correct the file or the schema"
     else:
         hint = "declare it as what it is, and convert it in sql"
     return f"{_shown(column, row)} (in the file: {column.type}) is not a {declared}; {hint}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
 
 
 def _quoted(name: str) -> str:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from rekindle.backoff import BackoffPolicy
 from rekindle.streams.epochs import NO_EPOCH
 
-PATIENCE = BackoffPolicy(first_s=3.0, longest_s=60.0)
+PATIENCE = BackoffPolicy(first_s=3.0, longest_s=900.0)
+"""At most as long as a transaction may take: else replicas would end each other's for ever."""
 LOOK_S = 0.1
 """Seconds between two looks at the marker, of a replica that waits for another one."""
 

@@ -62,6 +62,9 @@ _WIDE_DECIMAL = pa.decimal256(76, 38)
 """Holds any number that is left, and more."""
 _MOST_BRACKETS = 400
 """In a line that Arrow parses: it allows deeper nesting than Python, and none without bound."""
+_MOST_DEPTH = 400
+"""Of what Python parses, or less than that on a deep stack: so values are refused before."""
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NULL_AFTER_OBJECT = re.compile(rb"\}[ \t\r\n]*null")
 
@@ -82,6 +85,15 @@ class _NonFinite(str):
     __slots__ = ()
 
 
+class _MinusZero(int):
+    """0, of which a double has the sign."""
+
+    __slots__ = ()
+
+
+_MINUS_ZERO = _MinusZero()
+
+
 class _Object(dict[str, Any]):
     """An object that remembers which of its fields occur twice."""
 
@@ -95,6 +107,8 @@ class _Object(dict[str, Any]):
 
 def _parse_int(text: str) -> int | _Number:
     """Python refuses to parse more digits, which no type has."""
+    if text == "-0":
+        return _MINUS_ZERO
     return int(text) if len(text) <= _MOST_DIGITS else _Number(text)
 
 
@@ -281,6 +295,8 @@ def _objects(text: str) -> Iterator[_Object]:
     """The objects of a line: usually one, none if it is blank."""
     at = 0
     text = text.strip(_WHITESPACE)
+    if _is_deep(text):
+        raise _BadValue(f"more than {_MOST_DEPTH} objects and arrays inside each other")
     while at < len(text):
         if text[at] == "[":  # perhaps the whole file: Python objects would take 40 times its size
             raise _BadValue(_not_an_object("an array"))
@@ -294,6 +310,17 @@ def _objects(text: str) -> Iterator[_Object]:
         yield value
         while at < len(text) and text[at] in _WHITESPACE:
             at += 1
+
+
+def _is_deep(text: str) -> bool:
+    if text.count("[") + text.count("{") <= _MOST_DEPTH:
+        return False
+    depth = 0
+    for found in re.finditer(r"[\[{\]}]", _TEXT.sub("", text)):
+        depth += 1 if found[0] in "[{" else -1
+        if depth > _MOST_DEPTH:
+            return True
+    return False
 
 
 def _not_an_object(found: str) -> str:
@@ -343,6 +370,10 @@ def _refuse(value: Any, path: str, wanted: str) -> Any:
     raise _BadValue(f"field {path}: {_described(value)} instead of {wanted}")
 
 
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…"
+
+
 def _described(value: Any) -> str:
     """What a value is, for a message."""
     match value:
@@ -353,9 +384,9 @@ def _described(value: Any) -> str:
         case _NonFinite():
             return str(value)
         case int() | _Number():
-            return f"the number {value}"
+            return f"the number {_shown(str(value))}"
         case str():
-            return f"the string {value!r}"
+            return f"the string {_shown(repr(value))}"
         case list():
             return "an array"
         case _:
@@ -375,6 +406,8 @@ def _double(value: Any, path: str, data_type: pa.DataType) -> float | None:
         return float(_refuse(value, path, "a number"))
     if type(value) is str or isinstance(value, _NonFinite):
         return _NON_FINITE[value]
+    if value is _MINUS_ZERO:
+        return -0.0
     try:
         number = float(value)
     except OverflowError:
@@ -384,7 +417,7 @@ def _double(value: Any, path: str, data_type: pa.DataType) -> float | None:
         number = float(pa.scalar(str(value)).cast(data_type).as_py())
     if math.isinf(number):
         raise _BadValue(
-            f"field {path}: the number {value} is too large for a {arrow_to_ddl(data_type)}"
+            f"field {path}: {_described(value)} is too large for a {arrow_to_ddl(data_type)}"
         )
     return number
 
@@ -409,6 +442,6 @@ def _integer(value: Any, path: str, data_type: pa.DataType) -> int:
         pa.scalar(value, data_type)
     except (OverflowError, ValueError) as e:
         raise _BadValue(
-            f"field {path}: the number {value} is not a {arrow_to_ddl(data_type)}"
+            f"field {path}: {_described(value)} is not a {arrow_to_ddl(data_type)}"
         ) from e
     return int(value)

@@ -13,10 +13,12 @@ Design: docs/design/exactly-once.md#topics-as-sinks.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, admin
 
 from rekindle.connectors.kafka_client import REQUEST_S, TopicClient, TopicUnavailable
+from rekindle.connectors.kafka_records import MOST_MS, TimeLimits
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
@@ -57,6 +59,12 @@ def decode_marker(data: bytes | None) -> int:
         raise ValueError(f"{data!r} is no marker") from error
 
 
+def _limit_ms(config: Mapping[str, admin.ConfigEntry], name: str) -> int | None:
+    """None: no limit, or a broker that does not have this setting."""
+    limit = int(config[name].value or -1) if name in config else -1
+    return limit if 0 <= limit < MOST_MS else None
+
+
 class Markers:
     """Of one transactional id. Used by one thread. All methods raise TopicUnavailable,
     RecordsRemoved, ValueError."""
@@ -68,6 +76,7 @@ class Markers:
         self._writer = writer.encode()
         self._through = NO_EPOCH
         self._position: int | None = None
+        self._topic_id = ""
         self._client = TopicClient(bootstrap_servers, self._markers, security)
         self._admin = self._client.admin
 
@@ -77,6 +86,8 @@ class Markers:
 
     def newest(self) -> int:
         self._open()
+        if self._client.describe()[0] != self._topic_id:
+            raise self._replaced()
         end = self._client.uncommitted_ends([PARTITION])[PARTITION]
         try:
             return self._read_to(end)
@@ -88,18 +99,20 @@ class Markers:
                 "once it has ended"
             ) from error
 
-    def rows_kept_ms(self) -> int | None:
-        """After how long the topic of the rows removes records, by their time; None: it does
-        not."""
+    def time_limits(self) -> TimeLimits:
+        """Of the topic of the rows: it removes records by their time, and refuses some."""
         resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
         try:
             found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
             config = found[resource].result()
         except KafkaException as error:
             raise TopicUnavailable(error.args[0].str()) from error
-        kept_ms = int(config["retention.ms"].value)
-        by_arrival = config["message.timestamp.type"].value == "LogAppendTime"
-        return None if kept_ms < 0 or by_arrival else kept_ms
+        if config["message.timestamp.type"].value == "LogAppendTime":
+            return TimeLimits()
+        settings = ("retention.ms", "message.timestamp.before.max.ms")
+        past = [limit for name in settings if (limit := _limit_ms(config, name)) is not None]
+        future = _limit_ms(config, "message.timestamp.after.max.ms")
+        return TimeLimits(min(past, default=None), future)
 
     def close(self) -> None:
         self._client.close()
@@ -108,6 +121,8 @@ class Markers:
         start = self._position
         if start is None:
             start = self._client.beginnings([PARTITION])[PARTITION]
+        if end < start:
+            raise self._replaced()
         if end > start:
             found = self._client.read({PARTITION: (start, end)})[PARTITION]
             for message in found.messages:
@@ -116,6 +131,13 @@ class Markers:
             start = found.end
         self._position = start
         return self._through
+
+    def _replaced(self) -> TopicUnavailable:
+        """The client has read the former one, and is of no use."""
+        return TopicUnavailable(
+            f"topic {self._markers} was deleted and created again, and what it said is lost: "
+            "restarted tasks may write results again"
+        )
 
     def _open(self) -> None:
         """Before the first read: creates the topic if it does not exist."""
@@ -128,6 +150,7 @@ class Markers:
             if self._replicas(self._markers) is None:
                 self._create(replicas)
             policy = self._client.cleanup_policy()
+            self._topic_id, _ = self._client.describe()
         except KafkaException as error:
             raise TopicUnavailable(f"topic {self._markers}: {error.args[0].str()}") from error
         if policy != "compact":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from json.encoder import encode_basestring
 
@@ -15,6 +16,9 @@ from rekindle.connectors.json_writer import encode_lines
 from rekindle.objects import to_json
 
 Key = bytes | None
+MOST_MS = (1 << 63) - 1
+_CLOCKS_DIFFER_MS = 60_000
+_SHOWN_CHARS = 1024
 
 
 def record_values(rows: pa.Table) -> list[bytes]:
@@ -44,13 +48,35 @@ def _without_quotes(value: bytes) -> Key:
     return json.loads(value).encode() if value.startswith(b'"') else value
 
 
-def record_times_ms(rows: pa.Table, event_time: str | None, oldest_ms: int = 0) -> Sequence[int]:
+@dataclass(frozen=True, slots=True)
+class TimeLimits:
+    """Which times of records a topic takes, and does not remove at once: from so long before the
+    present to so long after it; None: any."""
+
+    past_ms: int | None = None
+    future_ms: int | None = None
+
+    def at(self, now_ms: int) -> tuple[int, int]:
+        """The oldest and the newest time, without those that another clock may take for older or
+        newer."""
+        oldest, newest = 0, MOST_MS
+        if self.past_ms is not None:
+            oldest = max(0, now_ms - self.past_ms + _CLOCKS_DIFFER_MS)
+        if self.future_ms is not None:
+            newest = now_ms + self.future_ms - _CLOCKS_DIFFER_MS
+        return oldest, newest
+
+
+def record_times_ms(
+    rows: pa.Table, event_time: str | None, oldest_ms: int = 0, newest_ms: int = MOST_MS
+) -> Sequence[int]:
     """Unix times; 0, which is the time of writing, for rows without one, or with one before
-    `oldest_ms`."""
+    `oldest_ms` or after `newest_ms`."""
     if event_time is None or event_time not in rows.schema.names:
         return list(repeat(0, rows.num_rows))
-    times = rows.column(event_time).cast(pa.int64()).to_pylist()
-    return [0 if time is None or time < 1000 * oldest_ms else time // 1000 for time in times]
+    times_us = rows.column(event_time).cast(pa.int64()).to_pylist()
+    times = (None if time is None else time // 1000 for time in times_us)
+    return [0 if time is None or not oldest_ms <= time <= newest_ms else time for time in times]
 
 
 def dead_letter(message: Message, error: str) -> bytes:
@@ -63,7 +89,7 @@ def dead_letter(message: Message, error: str) -> bytes:
         "timestampMs": None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms,
         "key": _base64(message.key()),
         "value": _base64(message.value()),
-        "error": error,
+        "error": error[:_SHOWN_CHARS],  # it may have the value, which may be large
     }
     return to_json(letter) + b"\n"
 

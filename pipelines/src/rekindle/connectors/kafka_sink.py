@@ -39,7 +39,13 @@ from rekindle.connectors.kafka_markers import (
     markers_topic,
     transactional_id,
 )
-from rekindle.connectors.kafka_records import Key, record_keys, record_times_ms, record_values
+from rekindle.connectors.kafka_records import (
+    Key,
+    TimeLimits,
+    record_keys,
+    record_times_ms,
+    record_values,
+)
 from rekindle.connectors.kafka_settings import client_settings
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
@@ -53,8 +59,10 @@ SESSION_S = 15.0
 COMMIT_S = 30.0
 QUEUE_S = 30.0
 """How long a full queue may take no record."""
+TRANSACTION_S, LONGEST_TRANSACTION_S = 60.0, 900.0
+"""After how long brokers end a transaction; twice as long after each that they have ended, up to
+what they allow by default. An open one holds up readers, so it is no longer than needed."""
 PRODUCER_SETTINGS = {
-    "transaction.timeout.ms": 60_000,
     "linger.ms": 5,
     "batch.size": 500_000,
     "queue.buffering.max.messages": 200_000,
@@ -75,6 +83,10 @@ _HINTS = {
     KafkaError.INVALID_TIMESTAMP: (
         "the topic refuses the event time of a row: raise message.timestamp.after.max.ms, or set "
         "message.timestamp.type=LogAppendTime"
+    ),
+    KafkaError.INVALID_TRANSACTION_TIMEOUT: (
+        "transactions have not ended in time: set a shorter commitInterval, or raise "
+        "transaction.max.timeout.ms of the brokers"
     ),
 }
 _T = TypeVar("_T")
@@ -109,7 +121,9 @@ class KafkaSink:
         self._id = transactional_id(context.topology_uid, context.query, context.partition)
         self._turn = GroupWriter()
         self._markers: Markers | None = None
-        self._kept_ms: int | None = None  # by the topic
+        self._limits = TimeLimits()  # of the topic
+        self._transaction_s = TRANSACTION_S
+        self._began_at = 0.0  # the transaction that is open
         self._producer: Producer | None = None
         self._partitions = 1
         self._group: int | None = None  # the last epoch of the group whose transaction is open
@@ -156,6 +170,8 @@ class KafkaSink:
         except OSError as error:
             raise self._refused(f"cannot write epoch {batch.epoch}: {error}") from error
         if self._group is None and not self._begin(group):
+            return False
+        if self._turn.through >= batch.epoch:  # as of another commitInterval: within this group
             return False
         self._produce(batch)
         return True
@@ -211,12 +227,13 @@ class KafkaSink:
         except KafkaException as error:
             raise self._session_ended("cannot begin a transaction", error) from error
         self._group, self._not_delivered, self._last_error = group, "", ""
+        self._began_at = self._clock()
         return True
 
     def _begin_session(self) -> None:
         self._drop_producer()
         try:
-            self._kept_ms = self._read(Markers.rows_kept_ms)
+            self._limits = self._read(Markers.time_limits)
             self._producer = Producer(self._settings())
             self._partitions = self._count_partitions(self._producer)
             self._producer.init_transactions(SESSION_S)
@@ -236,6 +253,7 @@ class KafkaSink:
             **connection,
             **connection_settings(self._observe),
             "transactional.id": self._id,
+            "transaction.timeout.ms": int(self._transaction_s * 1000),
         }
 
     def _count_partitions(self, producer: Producer) -> int:
@@ -262,10 +280,23 @@ class KafkaSink:
     def _session_ended(self, what: str, error: Exception) -> SinkRefused:
         """The session is over, whatever the outcome of the request was."""
         cause = error.args[0] if error.args else None
-        code = cause.code() if isinstance(cause, KafkaError) else None
         if self._producer is not None:
-            self._producer.poll(0)  # what was not delivered
+            try:
+                self._producer.poll(0)  # what was not delivered
+            except KafkaException as fatal:  # which other calls do not tell
+                cause = fatal.args[0]
+        code = cause.code() if isinstance(cause, KafkaError) else None
+        lasted_s = self._clock() - self._began_at if self._group is not None else 0.0
         self._drop_producer()
+        if code in _FENCED and lasted_s >= self._transaction_s:
+            self._turn.session_lost()
+            limit_s = self._transaction_s
+            self._transaction_s = min(2 * limit_s, LONGEST_TRANSACTION_S)
+            return self._refused(
+                f"{what}: the brokers have ended a transaction that took longer than {limit_s:g} s;"
+                f" the next one may take {self._transaction_s:g} s; with a shorter commitInterval "
+                "it takes less"
+            )
         if code in _FENCED:
             self._turn.fenced()
             return self._refused(f"{what}: another replica of this task has taken over")
@@ -282,7 +313,8 @@ class KafkaSink:
             rows = batch.rows.cast(self._context.schema)
             values = record_values(rows)
             keys = record_keys(rows, options.key)
-            times_ms = record_times_ms(rows, self._context.event_time, self._oldest_ms())
+            limits = self._limits.at(int(time.time() * 1000))
+            times_ms = record_times_ms(rows, self._context.event_time, *limits)
         except (UnencodableValue, pa.ArrowException) as error:
             self.discard()
             raise self._refused(f"cannot store the rows of epoch {batch.epoch}: {error}") from error
@@ -293,9 +325,6 @@ class KafkaSink:
                 self._queue(value, key, partition, time_ms)
         except (KafkaException, BufferError) as error:
             raise self._session_ended(f"cannot write epoch {batch.epoch}", error) from error
-
-    def _oldest_ms(self) -> int:
-        return 0 if self._kept_ms is None else int(time.time() * 1000) - self._kept_ms
 
     def _queue(self, value: bytes, key: Key, partition: int, time_ms: int) -> None:
         """Raises BufferError if the queue stays full: brokers do not respond."""

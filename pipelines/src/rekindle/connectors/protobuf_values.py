@@ -22,9 +22,11 @@ from google.protobuf.message import DecodeError
 
 from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.conversions import TextRules
-from rekindle.connectors.record_values import Parsed, Part, Values, present_values
+from rekindle.connectors.record_values import Parsed, Part, Values, chunks, present_values
 from rekindle.errors import SchemaMismatch
 
+_BLOCK_BYTES = 1 << 20
+"""Bytes of values that are messages at the same time: they may take 160 times as much."""
 _PREFIX_BYTES = 5
 _NO_PREFIX = "it does not begin as values of a schema registry do"
 _TIMESTAMP = "google.protobuf.Timestamp"
@@ -54,15 +56,22 @@ class ProtobufValues:
 
     def parse(self, values: Values) -> Parsed:
         present, numbers = present_values(values)
-        messages, good, bad = list[Any](), list[int](), dict[int, str]()
-        for number, value in zip(numbers.tolist(), present, strict=True):
+        parts, bad = list[Part](), dict[int, str]()
+        for chunk in chunks(present, _BLOCK_BYTES):
+            parts += self._parse(present[chunk], numbers[chunk].tolist(), bad)
+        return Parsed(parts, bad)
+
+    def _parse(
+        self, values: Sequence[bytes], numbers: Sequence[int], bad: dict[int, str]
+    ) -> list[Part]:
+        messages, good = list[Any](), list[int]()
+        for number, value in zip(numbers, values, strict=True):
             try:
                 messages.append(self._message.FromString(self._without_prefix(value)))
                 good.append(number)
             except (DecodeError, ValueError) as error:
                 bad[number] = str(error)
-        parts = list(self._rows(messages, good, bad))
-        return Parsed(parts, bad)
+        return list(self._rows(messages, good, bad))
 
     def _without_prefix(self, value: bytes) -> bytes:
         """Raises ValueError."""

@@ -80,12 +80,11 @@ class ValueDecoder:
 
     def decode(self, values: Values) -> Decoded:
         """None has a row of NULLs. Raises as `ValueFormat.parse`."""
-        rows, bad, first = [], dict[int, str](), 0
-        for chunk in _chunks(values):
-            decoded = self._decode(chunk)
-            bad |= {first + at: what for at, what in decoded.bad.items()}
+        rows, bad = [], dict[int, str]()
+        for chunk in chunks(values):
+            decoded = self._decode(values[chunk])
+            bad |= {chunk.start + at: what for at, what in decoded.bad.items()}
             rows.append(decoded.rows)
-            first += len(chunk)
         return Decoded(pa.concat_batches(rows) if rows else self._nulls(0), bad)
 
     def _decode(self, values: Values) -> Decoded:
@@ -107,6 +106,8 @@ class ValueDecoder:
     def _in_halves(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
         """The converted rows; halves what cannot be converted, until the rows are found that
         cannot."""
+        if not rows.num_rows:  # of types that are not read, perhaps
+            return self._nulls(0), {}
         try:
             return self._converted(rows), {}
         except SchemaMismatch as error:
@@ -148,12 +149,12 @@ def present_values(values: Values) -> tuple[list[bytes], Numbers]:
     return [value for value in values if value is not None], np.array(numbers, np.int64)
 
 
-def _chunks(values: Values) -> list[Values]:
-    """Of about BLOCK_BYTES. They depend on the values alone."""
-    chunks, first, size = list[Values](), 0, 0
+def chunks(values: Values, most_bytes: int = BLOCK_BYTES) -> list[slice]:
+    """Of about so many bytes. They depend on the values alone."""
+    found, first, size = list[slice](), 0, 0
     for at, value in enumerate(values):
         size += len(value or b"")
-        if size > BLOCK_BYTES and at > first:
-            chunks.append(values[first:at])
+        if size > most_bytes and at > first:
+            found.append(slice(first, at))
             first, size = at, len(value or b"")
-    return [*chunks, values[first:]] if first < len(values) else chunks
+    return [*found, slice(first, len(values))] if first < len(values) else found

@@ -49,19 +49,29 @@ class SchemaRegistry:
         if (kind := found.get("schemaType", "AVRO")) != "AVRO":
             raise InvalidAvroSchema(f"it is a schema of {kind}")
         references = dict[str, str]()
-        self._add_references(found, references)
+        self._add_references(found, references, set())
         return self._text(found), tuple(references.values())
 
-    def _add_references(self, schema: Mapping[str, Any], found: dict[str, str]) -> None:
-        for reference in schema.get("references") or []:
+    def _add_references(
+        self, schema: Mapping[str, Any], found: dict[str, str], begun: set[str]
+    ) -> None:
+        """`begun`: the names of those that are found, and of those that these refer to."""
+        references = schema.get("references") or []
+        if not isinstance(references, list) or not all(isinstance(r, dict) for r in references):
+            raise SourceFailed(f"{self._where}: a response with references that are no list")
+        for reference in references:
             name = str(reference.get("name"))
             if name in found:
                 continue
-            if len(found) == _MOST_REFERENCES:
+            if name in begun:
+                raise InvalidAvroSchema(f"schema {name} refers to itself")
+            if len(begun) == _MOST_REFERENCES:
                 raise InvalidAvroSchema(f"more than {_MOST_REFERENCES} references")
+            begun.add(name)
             subject = quote(str(reference.get("subject")), safe="")
-            inner = self._get(f"/subjects/{subject}/versions/{reference.get('version')}")
-            self._add_references(inner, found)
+            version = quote(str(reference.get("version")), safe="")
+            inner = self._get(f"/subjects/{subject}/versions/{version}")
+            self._add_references(inner, found, begun)
             found[name] = self._text(inner)
 
     def _text(self, found: Mapping[str, Any]) -> str:
@@ -78,7 +88,7 @@ class SchemaRegistry:
             raise SourceRefused(f"{self._where}: {error}") from error
         except urllib.error.HTTPError as error:
             raise self._refused(path, error.code) from error
-        except (OSError, ValueError, HTTPException) as error:  # URLError is an OSError
+        except (OSError, ValueError, RecursionError, HTTPException) as error:  # URLError: OSError
             raise SourceFailed(f"{self._where}: {path}: {error}") from error
         return found if isinstance(found, dict) else {}
 

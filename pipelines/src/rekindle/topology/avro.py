@@ -10,6 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+_MOST_DEPTH = 100
+"""Of types inside each other. Less than what the interpreter allows, which depends on the caller: a
+schema is read by all replicas, or by none."""
+_MOST_BYTES = (1 << 31) - 1
 _PRIMITIVES = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 
 
@@ -108,14 +112,25 @@ def _decoded(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         raise InvalidAvroSchema(f"not JSON from character {error.pos + 1} on") from error
+    except ValueError as error:  # such as a number of thousands of digits
+        raise InvalidAvroSchema(f"not JSON: {error}") from error
 
 
 @dataclass(slots=True)
 class _Parser:
     records: dict[str, tuple[AvroField, ...]] = field(default_factory=dict)
     _named: dict[str, AvroType] = field(default_factory=dict)
+    _depth: int = 0
 
     def parse(self, given: Any, namespace: str, where: str) -> AvroType:
+        if self._depth == _MOST_DEPTH:
+            raise InvalidAvroSchema(f"more than {_MOST_DEPTH} types inside each other")
+        self._depth += 1
+        found = self._parse(given, namespace, where)
+        self._depth -= 1
+        return found
+
+    def _parse(self, given: Any, namespace: str, where: str) -> AvroType:
         match given:
             case str():
                 return self._by_name(given, namespace, where)
@@ -192,8 +207,8 @@ class _Parser:
 
     def _fixed(self, given: Mapping[str, Any], namespace: str, where: str) -> Fixed:
         full, size = self._define(given, namespace, where), given.get("size")
-        if not isinstance(size, int) or isinstance(size, bool) or size < 0:
-            raise InvalidAvroSchema(f"{where}: fixed {full} has no size")
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_BYTES:
+            raise InvalidAvroSchema(f"{where}: fixed {full} has no size, or too large a one")
         found = Fixed(size, *_logical(given, where))
         self._named[full] = found
         return found
