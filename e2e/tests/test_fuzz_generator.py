@@ -73,7 +73,7 @@ def test_seeds_and_indexes_give_other_manifests() -> None:
 
 
 def test_many_manifests_are_valid_and_many_are_not() -> None:
-    count, valid = 40, 0
+    count, valid = 120, 0
     for index in range(count):
         manifest = json.loads(case(1, index).body)
         valid += isinstance(manifest, dict) and _compiles(manifest.get("spec"))
