@@ -39,8 +39,9 @@ class DesiredState:
     """Inputs of the desired state of all tasks: this coordinator's newest manifest, the serving
     replicas, the floors of streams, the containment, and which entries must not be committed,
     referred to or restored (`is_refused`). `lacks_entries`: whether a task's partition has had no
-    new entry for too long, so that all its replicas save. `next_checkpoint`: the checkpoint epoch
-    from which on the polled task's partition saves."""
+    new entry for too long, so that all its replicas save. `newest_entry`: the epoch of the newest
+    entry of the polled task's partition; `next_checkpoint`: the checkpoint epoch from which on that
+    saves the next one."""
 
     graph: Graph
     manifest: Manifest
@@ -52,6 +53,7 @@ class DesiredState:
     is_refused: Callable[[str | None], bool]
     stabilizes_in_turn: bool  # one replica after another
     checkpoint_interval_epochs: int
+    newest_entry: int
     next_checkpoint: int
 
     def fields_of(self, task: Task) -> dict[str, object]:
@@ -88,10 +90,11 @@ class DesiredState:
         }
 
     def _checkpoint_is_due(self, task: Task) -> bool:
-        """Whether the task's next checkpoint epoch is one that partitions save."""
+        """Whether the task's next checkpoint epoch is one that partitions save. A task that is
+        behind saves what its partition has: whether that is the same shows whether it is right."""
         reached = task.response.stable_epoch if task.response is not None else NO_EPOCH
         following = checkpoint_epoch_at_or_after(reached + 1, self.checkpoint_interval_epochs)
-        return following >= self.next_checkpoint
+        return following <= self.newest_entry or following >= self.next_checkpoint
 
     def _partner(self, task: Task, replicas: list[Task]) -> Partner | None:
         return partner(task.slot, replicas, self.is_suspected) if self.stabilizes_in_turn else None

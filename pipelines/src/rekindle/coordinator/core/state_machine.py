@@ -568,6 +568,7 @@ class Coordinator:
             self.committer.is_refused,
             self._stabilizes_in_turn,
             generation.checkpoint_interval_epochs,
+            self.committer.newest_entry(task.partition),
             self._next_checkpoint_of(task.partition),
         )
         segment = self._segment(slot)
