@@ -16,7 +16,12 @@ from rekindle_testing.harness.any_cluster import Cluster
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.run import TopologyRun
 
-pytestmark = [pytest.mark.spark, pytest.mark.failures, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.failures,
+    pytest.mark.long,  # of joins without a cluster: test_simulation_operators.py
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +36,9 @@ def cluster(shared_cluster: Cluster) -> Cluster:
     ("queries", "segment"),
     [
         (("q20", "q11"), "q20"),  # an inner join, and sessions
-        pytest.param(("q5",), "counts", marks=pytest.mark.long),  # windows, joined by their ends
-        pytest.param(("q8",), "q8", marks=pytest.mark.long),
-        pytest.param(("q3",), "q3", marks=pytest.mark.long),
+        (("q5",), "counts"),  # windows, joined by their ends
+        (("q8",), "q8"),
+        (("q3",), "q3"),
     ],
     ids=["q20 and q11", "q5", "q8", "q3"],
 )
