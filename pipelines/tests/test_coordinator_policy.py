@@ -17,7 +17,9 @@ from rekindle.coordinator.checkpoints.policy import (
     Replay,
     next_checkpoint,
     replay_target_s,
+    with_consumers,
 )
+from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.report import CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Slot
@@ -73,6 +75,22 @@ def test_a_checkpoint_is_due_at_a_checkpoint_epoch(
     assert due > oldest
     if wanted or replays[0].target_s is None:
         assert due - oldest <= interval, "each checkpoint epoch is used"
+
+
+def test_a_checkpoint_is_due_until_the_consumers_have_it() -> None:
+    graph = build_graph(make_topology(PARTS))
+    targets = {"rows": 10.0, "sums": 100.0}
+    replays = {p: Replay(15, EPOCH_S, targets[p.segment]) for p in graph.partitions}
+    for partition in graph.partitions:  # each saves it, sources first
+        assert next_checkpoint(with_consumers(replays, graph).values(), 4) == 35
+        replays[partition] = replace(replays[partition], entry=35)
+    assert next_checkpoint(with_consumers(replays, graph).values(), 4) == 55
+
+
+def test_a_consumer_that_does_not_run_makes_nothing_due() -> None:
+    graph = build_graph(make_topology(PARTS))
+    rows = {p: Replay(35, EPOCH_S, 10.0) for p in graph.partitions if p.segment == "rows"}
+    assert with_consumers(rows, graph) == rows
 
 
 def test_nothing_is_due_while_no_partition_runs() -> None:

@@ -398,6 +398,8 @@ class TaskBoot:
             return
         least_s, most_s = _CALL_S
         slowness = _SLOWNESS if self.pod.slow else 1.0
+        if self._around.replays_take_time:
+            slowness += len(epochs) - 1
         slow_s = least_s * slowness, most_s * slowness
         fold, outputs = operators.fold, []
         computed, tables = self._around.computation.process(self.partition, operators, epochs)

@@ -18,7 +18,12 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
-from rekindle.coordinator.checkpoints.policy import next_checkpoint, replays_of, wants_checkpoint
+from rekindle.coordinator.checkpoints.policy import (
+    next_checkpoint,
+    replays_of,
+    wants_checkpoint,
+    with_consumers,
+)
 from rekindle.coordinator.checkpoints.retention import Progress, Refs, floors, oldest
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
@@ -434,7 +439,7 @@ class Coordinator:
         running, interval_epochs = self._running(graph), generation.checkpoint_interval_epochs
         tasks = [t for p in running for t in self._replicas[p]]
         self.next_checkpoint = next_checkpoint(
-            [replays[p] for p in running],
+            with_consumers({p: replays[p] for p in running}, graph).values(),
             interval_epochs,
             wanted=wants_checkpoint(tasks, generation, manifest),
         )
