@@ -22,7 +22,7 @@ from rekindle.coordinator.checkpoints.policy import (
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.report import CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_topology
 
 
@@ -167,6 +167,22 @@ def test_all_partitions_save_at_the_same_epochs() -> None:
     run(world, 40)
     for manifest in world.store[-3:]:
         assert {ref.epoch for refs in manifest.entries.values() for ref in refs} == {manifest.epoch}
+
+
+def test_a_partition_that_saves_first_waits_for_the_others() -> None:
+    world = started("14s")  # 28 epochs, more than a partition that is behind is waited for
+    run(world, 40)
+    committed, slow = world.store[-1].epoch, world.tasks[SUMS]
+    slow.store_fails = True
+    first = Partition("rows", 0)
+    while world.coordinator.committer.newest_entry(first) == committed:
+        assert run(world, 1) == []
+    assert run(world, 2) == []
+    slow.store_fails = False
+    run(world, 8)
+    newest = world.store[-1]
+    assert newest.epoch > committed
+    assert {ref.epoch for refs in newest.entries.values() for ref in refs} == {newest.epoch}
 
 
 @pytest.mark.parametrize("seed", range(4))
