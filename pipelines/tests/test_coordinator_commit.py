@@ -150,10 +150,10 @@ def test_a_restarted_task_replays_no_wait_of_a_reader_that_its_log_has(epochs: i
     assert all(len(refs) == 1 for refs in world.store[-1].entries.values())
 
 
-def test_a_restarted_task_without_its_log_replays_the_wait_of_a_reader() -> None:
+def test_a_task_whose_log_is_doubted_replays_the_wait_of_a_reader() -> None:
     world = waiting(40)
     task = world.tasks[RIGHT]
-    task.keeps_log = False
+    task.reports_log = False
     task.reboot()
     world.poll_rounds(3)
     assert task.restored_from == 7
