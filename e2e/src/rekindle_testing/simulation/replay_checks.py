@@ -1,5 +1,4 @@
-"""`checkpoint.replayTarget`: once nothing fails any more, a restart replays no longer than the target
-allows.
+"""`checkpoint.replayTarget`: once nothing fails any more, a restart replays no longer than that.
 
 For a while each task is asked what it would replay if it restarted now; then one of them is killed,
 and its replay is measured. Bounds from above only make checkpoints more frequent, so the one thing

@@ -106,9 +106,7 @@ def replays_of(
     return found
 
 
-def with_consumers(
-    replays: Mapping[Partition, Replay], graph: Graph
-) -> Mapping[Partition, Replay]:
+def with_consumers(replays: Mapping[Partition, Replay], graph: Graph) -> Mapping[Partition, Replay]:
     """What the partitions in `replays` compute again, if consumers among them have older entries: a
     partition is restored from an entry at or before that of each of its consumers. So once some
     partitions have saved a checkpoint epoch, it stays due until their consumers have."""
