@@ -12,7 +12,7 @@ from rekindle_testing.simulation.planting import Mutant, replaced
 
 
 def _in_tenths(replay_target_s: Any) -> Any:
-    def wrong(topology: Any, segment: Any) -> float | None:
+    def wrong(topology: Any, segment: Any) -> Any:
         target_s = replay_target_s(topology, segment)
         return None if target_s is None else target_s * 10
 
@@ -20,14 +20,14 @@ def _in_tenths(replay_target_s: Any) -> Any:
 
 
 def _of_the_topology(replay_target_s: Any) -> Any:
-    def wrong(topology: Any, segment: Any) -> float | None:
+    def wrong(topology: Any, segment: Any) -> Any:
         return replay_target_s(topology, replace(segment, nodes=()))
 
     return wrong
 
 
 def _the_longest(next_checkpoint: Any) -> Any:
-    def wrong(replays: Any, interval_epochs: int, *, wanted: bool = False) -> int:
+    def wrong(replays: Any, interval_epochs: int, *, wanted: bool = False) -> Any:
         """The partition that may replay for the longest time decides."""
         each = [next_checkpoint([replay], interval_epochs, wanted=wanted) for replay in replays]
         return max(each, default=next_checkpoint(replays, interval_epochs, wanted=wanted))
