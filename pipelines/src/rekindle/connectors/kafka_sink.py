@@ -44,11 +44,11 @@ from rekindle.connectors.kafka_records import (
     TimeLimits,
     record_keys,
     record_times_ms,
-    record_values,
 )
 from rekindle.connectors.kafka_settings import client_settings
 from rekindle.connectors.sink import SinkContext
-from rekindle.errors import SinkRefused
+from rekindle.connectors.value_writers import open_writer
+from rekindle.errors import SinkRefused, SourceFailed
 from rekindle.objects import Retry, open_objects
 from rekindle.secret_files import SecretIncomplete
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, last_of_group
@@ -119,6 +119,7 @@ class KafkaSink:
                 "writes the values of the records to files there"
             )
         self._id = transactional_id(context.topology_uid, context.query, context.partition)
+        self._values = open_writer(options, context.schema)
         self._turn = GroupWriter()
         self._markers: Markers | None = None
         self._limits = TimeLimits()  # of the topic
@@ -311,13 +312,16 @@ class KafkaSink:
         options = self._options
         try:
             rows = batch.rows.cast(self._context.schema)
-            values = record_values(rows)
+            values = self._values.encode(rows)
             keys = record_keys(rows, options.key)
             limits = self._limits.at(int(time.time() * 1000))
             times_ms = record_times_ms(rows, self._context.event_time, *limits)
         except (UnencodableValue, pa.ArrowException) as error:
             self.discard()
             raise self._refused(f"cannot store the rows of epoch {batch.epoch}: {error}") from error
+        except SourceFailed as error:  # of the registry
+            self.discard()
+            raise self._refused(f"cannot write epoch {batch.epoch}: {error}") from error
         without_key = (batch.epoch + self._context.partition) % self._partitions
         try:
             for value, key, time_ms in zip(values, keys, times_ms, strict=True):
@@ -326,7 +330,7 @@ class KafkaSink:
         except (KafkaException, BufferError) as error:
             raise self._session_ended(f"cannot write epoch {batch.epoch}", error) from error
 
-    def _queue(self, value: bytes, key: Key, partition: int, time_ms: int) -> None:
+    def _queue(self, value: bytes | None, key: Key, partition: int, time_ms: int) -> None:
         """Raises BufferError if the queue stays full: brokers do not respond."""
         producer, topic, deadline = self._open_producer(), self._options.topic, math.inf
         while True:
