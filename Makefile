@@ -62,8 +62,8 @@ e2e: tools        ## on real kubelets and containerd, as root: not part of `make
 smoke: tools      ## what CI runs too: the images, and one loss on real kubelets; says why where this machine cannot
 	$(PY) -m pytest -m smoke
 
-cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
-	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES))
+cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5 KAFKA=1
+	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES)) $(if $(KAFKA),--kafka)
 
 demo: tools       ## the main job on the embedded cluster, end to end
 	$(PY) -m rekindle_testing.demo
