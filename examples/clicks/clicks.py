@@ -85,7 +85,8 @@ def last_events(after: Sequence[Event]) -> Iterator[Event]:
 
 def create(servers: str) -> None:
     topics = [NewTopic(name, PARTITIONS, 1) for name in TOPICS]
-    for name, made in AdminClient({"bootstrap.servers": servers}).create_topics(topics).items():
+    client = AdminClient({"bootstrap.servers": servers})  # its requests end with it
+    for name, made in client.create_topics(topics).items():
         try:
             made.result(REQUEST_S)
             print(f"topic {name}, {PARTITIONS} partitions")
