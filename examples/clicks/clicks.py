@@ -102,7 +102,8 @@ def produce(servers: str, sent: Iterable[Event], speedup: float | None = None) -
     producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20})
     began, number = time.monotonic(), 0
     first: dt.datetime | None = None
-    for number, event in enumerate(sent, 1):
+    for event in sent:
+        number += 1
         first = first or event.at
         if speedup is not None and event.partition is None:
             due = began + (event.at - first).total_seconds() / speedup
@@ -207,6 +208,10 @@ def _at(row: dict[str, Any]) -> dt.datetime:
     return dt.datetime.fromisoformat(row["at"])
 
 
+def _day(text: str) -> dt.datetime:
+    return dt.datetime.combine(dt.date.fromisoformat(text), dt.time(), dt.UTC)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -218,7 +223,7 @@ def main() -> int:
     producing.add_argument("--seconds", type=int, default=600, help="of event time")
     producing.add_argument("--speedup", type=float, default=20.0, help="of event time")
     producing.add_argument("--seed", type=int, default=1)
-    producing.add_argument("--start", type=dt.datetime.fromisoformat, default=START)
+    producing.add_argument("--start", type=_day, default=START, help="a day, as 2026-01-02")
     checking = commands.add_parser("check", help="compare the sessions with the oracle")
     checking.add_argument("--wait", type=float, default=60.0, help="seconds until all are there")
     options = parser.parse_args()

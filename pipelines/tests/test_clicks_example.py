@@ -51,7 +51,6 @@ def test_the_oracle_joins_and_ends_sessions() -> None:
         return {"view": number, "user": user, "ad": ad}
 
     views = rows(
-
         (0, view(1, "a", "x")),
         (12, view(2, "a", "y")),
         (50, view(3, "a", "z")),
@@ -59,7 +58,6 @@ def test_the_oracle_joins_and_ends_sessions() -> None:
         (100, view(5, "c", "z")),
     )
     clicks = rows(
-
         (1, {"view": 1}),
         (20.9, {"view": 2}),  # 19.9 s after the click before
         (52, {"view": 3}),
@@ -78,7 +76,7 @@ def test_the_oracle_joins_and_ends_sessions() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_topic_has_what_the_oracle_says(
     tmp_path: Path, kafka_broker: KafkaBroker, cds_archive: Path
 ) -> None:
@@ -92,7 +90,7 @@ def test_the_topic_has_what_the_oracle_says(
     example().produce(servers, [*sent, *example().last_events(sent)])
     environment = {"REKINDLE_CDS_ARCHIVE": str(cds_archive)}
     with task_processes(tmp_path, spec, environment) as tasks:
-        tasks.poll_until(tasks.all_live, 240)
+        tasks.poll_until(tasks.all_live, 360)
         tasks.poll_until(lambda: not example().differences(servers)[1], 120)
         committed = tasks.committed_epoch()
         tasks.poll_until(lambda: tasks.committed_epoch() > committed, 60)

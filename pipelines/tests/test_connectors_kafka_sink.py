@@ -286,7 +286,7 @@ class TestExactlyOnce:
         self, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The brokers end it; the next one may take longer."""
-        monkeypatch.setattr("rekindle.connectors.kafka_sink.TRANSACTION_S", 1.0)
+        monkeypatch.setattr("rekindle.connectors.kafka_transactions.TRANSACTION_S", 1.0)
 
         def write_slowly(sink: KafkaSink) -> None:
             for epoch in (0, 1, 2):
@@ -297,7 +297,8 @@ class TestExactlyOnce:
         with sinks(topic, tmp_path, commitInterval=3_000_000) as sink:
             with pytest.raises(SinkRefused, match=r"longer than 1 s.*commitInterval"):
                 write_slowly(sink)
-            monkeypatch.setattr("rekindle.connectors.kafka_sink.LONGEST_TRANSACTION_S", 60.0)
+            longest = "rekindle.connectors.kafka_transactions.LONGEST_TRANSACTION_S"
+            monkeypatch.setattr(longest, 60.0)
 
             def written() -> bool:
                 with contextlib.suppress(SinkRefused):

@@ -111,6 +111,7 @@ def _run(
 def _start_kafka(directory: Path) -> KafkaBroker:
     """At the port that the example has, if that is free."""
     with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does
         try:
             probe.bind(("127.0.0.1", KAFKA_PORT))
             port: int | None = KAFKA_PORT

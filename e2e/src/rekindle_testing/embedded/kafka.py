@@ -92,8 +92,9 @@ def _pom() -> str:
 
 class KafkaBroker:
     """One broker; what it has stored is in `directory`. `port`: that of its clients; None: one that
-    is free. `properties`: more of the broker's settings. `listeners`: by name, the security protocols of more listeners (`servers_of`), whose
-    settings are in `properties` (`listener.name.<name>.…`)."""
+    is free. `properties`: more of the broker's settings. `listeners`: by name, the security
+    protocols of more listeners (`servers_of`), whose settings are in `properties`
+    (`listener.name.<name>.…`)."""
 
     def __init__(
         self,

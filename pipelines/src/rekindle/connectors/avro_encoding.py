@@ -100,7 +100,9 @@ def _decimals(column: pa.Array) -> list[bytes]:
     """The fewest bytes of two's complement, after their number."""
     data = memoryview(column.buffers()[1])
     found = list[bytes]()
-    for first in range(_DECIMAL * column.offset, _DECIMAL * (column.offset + len(column)), _DECIMAL):
+    for first in range(
+        _DECIMAL * column.offset, _DECIMAL * (column.offset + len(column)), _DECIMAL
+    ):
         unscaled = int.from_bytes(data[first : first + _DECIMAL], "little", signed=True)
         size = (unscaled + (unscaled < 0)).bit_length() // 8 + 1
         found.append(long_bytes(size) + unscaled.to_bytes(size, "big", signed=True))

@@ -140,7 +140,8 @@ class ValueDecoder:
         if not rows.num_rows:
             return
         try:
-            parts += [r for _, r in with_event_time(iter([(0, rows)]), expression, self._schema, "value")]
+            timed = with_event_time(iter([(0, rows)]), expression, self._schema, "value")
+            parts += [part for _, part in timed]
         except SchemaMismatch as error:
             if rows.num_rows == 1:
                 bad[first] = str(error)

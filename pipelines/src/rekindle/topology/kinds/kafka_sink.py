@@ -6,22 +6,19 @@ Design: docs/design/exactly-once.md#topics-as-sinks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rekindle.errors import Problem
 from rekindle.topology.durations import Duration
 from rekindle.topology.kinds.base import SinkOptions
+from rekindle.topology.kinds.kafka import TOPIC_LENGTH
 from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec, SchemaRegistrySpec
 from rekindle.topology.problems import nearest
 from rekindle.topology.schema import Scalar, Schema, is_nested, type_to_ddl
 from rekindle.topology.units import format_duration
 from rekindle.topology.written_avro import names_not_in_avro
-
-MARKERS_SUFFIX: Final = ".rekindle-epochs"
-"""The topic of a sink's markers has the name of its topic with this suffix."""
-_TOPIC_LENGTH = 249 - len(MARKERS_SUFFIX)
 
 
 class KafkaSinkSpec(SinkOptions):
@@ -37,7 +34,7 @@ class KafkaSinkSpec(SinkOptions):
 
     bootstrap_servers: str = Field(min_length=1)
     """Brokers to begin with: `kafka-0:9092,kafka-1:9092`."""
-    topic: str = Field(min_length=1, max_length=_TOPIC_LENGTH, pattern=r"^[A-Za-z0-9._-]+$")
+    topic: str = Field(min_length=1, max_length=TOPIC_LENGTH, pattern=r"^[A-Za-z0-9._-]+$")
     """The topic, which has to exist."""
     format: Literal["json", "csv", "raw", "avro"] = "json"
     """Format of the values: one `json` object, one row of `csv`, one `avro` record with the number
