@@ -67,6 +67,13 @@ def test_what_surely_fits_does(text: str, target: pa.DataType) -> None:
         assert alone(text, target)[1]
 
 
+@given(st.text(max_size=4) | TEXTS.filter(bool), st.sampled_from(TYPES))
+def test_what_surely_fails_does(text: str, target: pa.DataType) -> None:
+    pattern = each_value.surely_fails(target)
+    if pattern is not None and pa.compute.match_substring_regex(text, pattern).as_py():
+        assert not alone(text, target)[1]
+
+
 def test_a_wrong_pattern_costs_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(each_value, "surely_fits", lambda target: ".*")
     found = convert_each(
@@ -85,11 +92,13 @@ def test_many_bad_values_take_few_conversions(monkeypatch: pytest.MonkeyPatch) -
         return convert(column, target, rules)
 
     monkeypatch.setattr(each_value, "convert", counted)
-    texts = [f"{n}" if n % 10 else f"bad-{n}" for n in range(10_000)]
-    found = convert_each(pa.array(texts), pa.field("c", pa.int64()), "column c", RULES)
-    assert len(found.bad) == 1_000
-    assert calls < 2_100  # each of the bad ones, and halves of these
-    assert found.bad[10].startswith("column c: 'bad-10' is not a BIGINT")
+    for bad, most in (("bad-{}", 3), ("9{:030}", 2_100)):
+        calls = 0
+        texts = [f"{n}" if n % 10 else bad.format(n) for n in range(10_000)]
+        found = convert_each(pa.array(texts), pa.field("c", pa.int64()), "column c", RULES)
+        assert len(found.bad) == 1_000
+        assert calls <= most  # each of those that may fit, and halves of these
+        assert found.bad[10].startswith(f"column c: '{bad.format(10)}' is not a BIGINT")
 
 
 def test_a_null_in_a_column_that_has_none_is_bad() -> None:

@@ -1,9 +1,9 @@
 """Converts a column value by value: NULL where one does not fit, and what is wrong with it.
 
 The table of `rekindle.connectors.conversions` converts whole columns and refuses them whole. So
-what surely fits is told by a pattern, at the cost of one pass; of the others the values that do not
-fit are found by halves; then all but these are converted at once. A pattern only saves time: where
-it is wrong, what does not fit is found by halves of the whole column. Pure.
+what surely fits, and what surely does not, is told by patterns, at the cost of two passes; of the
+others the values that do not fit are found by halves; then all but these are converted at once. If
+what should fit does not, all that does not is found by halves of the whole column. Pure.
 """
 
 from __future__ import annotations
@@ -50,39 +50,48 @@ def convert_each(
         try:
             converted = convert(column, field.type, rules)
         except CONVERSION_FAILURES:
-            failing = _failing(column, field.type, rules)
+            converted, failing = _convert_most(column, field.type, rules)
             bad = {
                 row: f"{where}: {describe_unconvertible(column, row, field, rules)}"
                 for row in failing.tolist()
             }
-            converted = _convert_without(column, failing, field.type, rules)
     if converted.null_count and not field.nullable:
         for row in np.flatnonzero(converted.is_null().to_numpy(zero_copy_only=False)).tolist():
             bad.setdefault(row, f"{where}: NULL in a NOT NULL column")
     return ConvertedValues(converted, bad)
 
 
-def _failing(column: pa.Array, target: pa.DataType, rules: TextRules) -> Rows:
-    """The rows whose values do not fit."""
+def _convert_most(column: pa.Array, target: pa.DataType, rules: TextRules) -> tuple[pa.Array, Rows]:
+    """The values that fit, and the rows of the others."""
     pattern = surely_fits(target) if kind_of(column.type) is Kind.TEXT else None
     if pattern is not None:
         texts = pc.cast(column, pa.large_string())
-        fits = pc.fill_null(pc.match_substring_regex(texts, pattern), True)
-        doubtful = np.flatnonzero(~fits.to_numpy(zero_copy_only=False))
+        fits, fails = _matches(texts, pattern, True), _matches(texts, surely_fails(target), False)
+        doubtful = np.flatnonzero(~fits & ~fails)
         values = texts.take(pa.array(doubtful)).dictionary_encode()
         wrong = by_halves(values.dictionary, target, rules)
-        failing: Rows = doubtful[np.isin(values.indices.to_numpy(), wrong)]
+        fails[doubtful] = np.isin(values.indices.to_numpy(), wrong)
+        failing = np.flatnonzero(fails)
         try:
-            _convert_without(column, failing, target, rules)
-            return failing
+            return _convert_without(column, failing, target, rules), failing
         except CONVERSION_FAILURES:
             pass
-    return by_halves(column, target, rules)
+    failing = by_halves(column, target, rules)
+    return _convert_without(column, failing, target, rules), failing
+
+
+def _matches(texts: pa.Array, pattern: str | None, null: bool) -> npt.NDArray[np.bool_]:
+    """`null`: what is so for NULL."""
+    if pattern is None:
+        return np.zeros(len(texts), np.bool_)
+    found = pc.fill_null(pc.match_substring_regex(texts, pattern), null)
+    matches: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).copy()
+    return matches
 
 
 def by_halves(column: pa.Array, target: pa.DataType, rules: TextRules) -> Rows:
     """The rows whose values do not fit, found by converting halves of those that do not."""
-    found, left = list[int](), [(0, len(column))]
+    found, left = list[int](), [(0, len(column))] if len(column) else []
     while left:
         first, size = left.pop()
         try:
@@ -121,3 +130,17 @@ def surely_fits(target: pa.DataType) -> str | None:
     if types.is_date(target):
         return rf"^({_DAY})?$"
     return r"^(true|false)?$" if types.is_boolean(target) else None
+
+
+def surely_fails(target: pa.DataType) -> str | None:
+    """Matches only texts that are no values of the type: of characters that none has; None: nothing
+    is known."""
+    types = pa.types
+    if types.is_integer(target):
+        return r"[^0-9+-]"
+    if types.is_floating(target):
+        return r"[^0-9+.eEiInNfFtTyYaA-]"
+    if types.is_decimal(target):
+        return r"[^0-9+.eE-]"
+    begins_with_another = r"^[!-*,./:-~]"  # a day begins with a digit or a sign
+    return begins_with_another if types.is_timestamp(target) or types.is_date(target) else None
