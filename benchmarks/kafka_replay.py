@@ -101,7 +101,7 @@ def replay(tasks: TaskProcesses, count: int) -> tuple[float, list[float]]:
 
     def read() -> int:
         progress = source.response.source if source.response is not None else None
-        return count - progress.behind if progress is not None else 0
+        return count - progress.behind if progress and progress.behind is not None else 0
 
     def is_done() -> bool:
         # How far it is behind is not known until the first record is planned.

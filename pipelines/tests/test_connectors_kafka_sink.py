@@ -81,8 +81,8 @@ class TestFormats:
 
     def test_avro_has_the_number_of_its_schema(self, topic: Topic, tmp_path: Path) -> None:
         with SchemaServer({}) as server:
-            options = {"format": "avro", "schemaRegistry": {"url": server.url}}
-            with sinks(topic, tmp_path, **options) as sink:
+            registry_spec = {"url": server.url}
+            with sinks(topic, tmp_path, format="avro", schemaRegistry=registry_spec) as sink:
                 write(sink, 1, 2)
             values = [message.value() for message in committed(topic)]
             registry = SchemaRegistry(SchemaRegistrySpec(url=server.url))

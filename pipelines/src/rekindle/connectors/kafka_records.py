@@ -98,7 +98,7 @@ def _readable_headers(message: Message) -> Headers:
         headers = message.headers() or []
     except UnicodeDecodeError:
         return ()
-    return tuple((name, _bytes(value)) for name, value in headers)
+    return tuple((header[0], _bytes(header[1])) for header in headers)
 
 
 def _bytes(data: bytes | str | None) -> bytes | None:
