@@ -79,7 +79,8 @@ class Sender:
     windows end."""
 
     def __init__(self, servers: str) -> None:
-        self._producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+        settings = {"enable.idempotence": True, "log_level": 0}  # it would log each lost broker
+        self._producer = Producer({"bootstrap.servers": servers, **settings})
         self._stop = threading.Event()
         self.sent = 0
 
