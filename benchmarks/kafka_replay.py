@@ -69,7 +69,7 @@ def spec_of(directory: Path, servers: str, has_operator: bool) -> dict[str, Any]
 def fill(servers: str, count: int, partitions: int) -> float:
     """Returns the seconds that it took."""
     settings = {"linger.ms": 50, "batch.size": 1_000_000, "queue.buffering.max.messages": 500_000}
-    producer = Producer({"bootstrap.servers": servers, **settings})
+    producer = Producer({"bootstrap.servers": servers, "log_level": 0, **settings})
     began = time.monotonic()
     for n in range(count):
         at = f"2026-01-01T{n // 3_600_000 % 24:02d}:{n // 60_000 % 60:02d}:{n // 1000 % 60:02d}Z"
