@@ -79,7 +79,7 @@ class Clicks:
                 value = b'{"id":%d,"at":"%s"}' % (i, AT.format(i // 60 % 60, i % 60).encode())
                 producer.produce(self._topic.name, value, partition=i % PARTITIONS)
                 self.sent += 1
-                if i % 50 == 0:
+                if i % 500 == 0:
                     self.bad.append(b'{"id":"bad-%d"}' % i)
                     producer.produce(self._topic.name, self.bad[-1], partition=i % PARTITIONS)
         assert producer.flush(60) == 0
