@@ -179,7 +179,7 @@ def _kafka_hints(servers: str) -> Sequence[str]:
     if given:
         edit = f"sed s/{EXAMPLE_SERVERS}/{servers}/ {example}/topology.yaml"
         apply = f"{edit} | kubectl apply -f -"
-    script = f"{sys.executable} {example}/clicks.py{given}"
+    script = f"{_relative(Path(sys.executable))} {example}/clicks.py{given}"
     return (
         f"Kafka listens at {servers}. Its example, in the same terminal:",
         "",
