@@ -77,7 +77,7 @@ def last_events(after: Sequence[Event]) -> Iterator[Event]:
     """One of each partition, an hour later."""
     at = max(event.at for event in after) + HOUR
     for partition in range(PARTITIONS):
-        view = -1 - partition
+        view = -PARTITIONS * int(at.timestamp()) - partition  # none that there is
         value = {"view": view, "user": "nobody", "ad": "none"}
         yield Event(at, VIEWS, "nobody", value, partition)
         yield Event(at, CLICKS, str(view), {"view": view}, partition)

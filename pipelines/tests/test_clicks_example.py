@@ -46,6 +46,14 @@ def test_the_same_arguments_give_the_same_records() -> None:
     assert {event.topic for event in first} == {"views", "clicks"}
 
 
+def test_no_two_views_have_one_number() -> None:
+    days = [example().START, example().START + timedelta(days=1)]
+    sent = [example().events(300, seed=3, start=day) for day in days]
+    every = [event for part in sent for event in (*part, *example().last_events(part))]
+    views = [event.value["view"] for event in every if event.topic == "views"]
+    assert len(set(views)) == len(views)
+
+
 def test_the_oracle_joins_and_ends_sessions() -> None:
     def view(number: int, user: str, ad: str) -> dict[str, Any]:
         return {"view": number, "user": user, "ad": ad}
