@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+
 from rekindle.names import COORDINATOR_KEY
 from rekindle_operator import compiled_specs
 from rekindle_operator.cluster.model import IncarnationRef, Snapshot, TopologyView, without_forged
