@@ -38,7 +38,7 @@ def draw_recoveries(
     latency, first, mean = figure.subplots(3, 1, sharex=True)
     for name, samples in runs.items():
         seconds = [interval.at_s for interval in samples[0]]
-        latency.plot(seconds, [i.relative_latency for i in samples[0]], label=name)  # type: ignore[arg-type]  # None is a gap
+        latency.plot(seconds, [i.relative_latency for i in samples[0]], label=name)
         first.step(seconds, [i.available for i in samples[0]], where="pre", label=name)
         available = [fmean(i.available for i in at) for at in zip(*samples, strict=True)]
         mean.step(seconds, available, where="pre", label=name)
