@@ -5,7 +5,7 @@
 Three tasks of the same query share this process and its JVM, and take turns in every order, epoch
 by epoch: one with the output log on disk, one that keeps what readers are sent in memory alone
 (Arrow IPC, without checksums, until the next checkpoint), and one that keeps nothing, as a task
-without readers could without a log. Each tenth epoch is a checkpoint, after which the log is truncated.
+without readers could. Each tenth epoch is a checkpoint, after which the log is truncated.
 
 `log`: CPU of the calls of the log (append, truncate), by all CPU of the task with the log, Python
 and JVM; `files`: the same without the encoding that readers need anyway. They are of one run, so

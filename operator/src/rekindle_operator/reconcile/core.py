@@ -47,6 +47,11 @@ from rekindle_operator.reconcile.moves import with_moves
 from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
 from rekindle_operator.reconcile.owned import ensure_objects
 from rekindle_operator.reconcile.partners import keep_partners
+from rekindle_operator.reconcile.placeholders import (
+    nodes_with_openings,
+    placeholder_actions,
+    without_placeholders,
+)
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -132,6 +137,7 @@ def reconcile_all(
     # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
     settings = settings or OperatorSettings()
     compiled_specs.start_pass()
+    snapshot, placeholders = without_placeholders(snapshot)
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)
     pass_inputs = PassInputs(snapshot, losses, now, settings)
@@ -159,12 +165,18 @@ def reconcile_all(
     inputs = topologies.without_failed(inputs)
 
     # 6. Decide what it takes away from what is down, and the actions of each topology: status,
-    # Events, pods, gates.
+    # Events, pods, gates; and what an autoscaler is to see.
     preemption = topologies.run_together(
         lambda i: preempt(list(i.values()), plan, soon or capacity), inputs
     )
     needs = topologies.without_failed(needs)
     decisions = topologies.run(lambda found: _decide(found, plan, preemption), needs)
+
+    openings = nodes_with_openings(snapshot, plan)
+    decided = {uid: inputs[uid] for uid in decisions}
+    autoscaling = topologies.run_together(
+        lambda i: placeholder_actions(i, plan, placeholders, openings), decided
+    )
 
     # 7. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
@@ -184,6 +196,7 @@ def reconcile_all(
         TopologyActions("replicas of the operator", deletions),
         *_by_namespace(terminating_on_lost_nodes(snapshot, losses)),
         *decisions.values(),
+        *autoscaling,
         *failed,
     ]
 
