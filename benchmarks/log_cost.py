@@ -138,8 +138,8 @@ class Tasks:
         disk, memory = self._logs[DISK], self._logs[MEMORY]
         assert isinstance(disk, MeasuredLog)
         assert isinstance(memory, MemoryLog)
-        disk.cpu_s = disk.appended_bytes = disk.most_bytes = 0
-        memory.encoding_s = 0.0
+        disk.cpu_s = memory.encoding_s = 0.0
+        disk.appended_bytes = disk.most_bytes = 0
         measured = epochs[WARM_UP_EPOCHS:]
         usage = self.run(measured)
         files = (disk.cpu_s - memory.encoding_s) / usage.cpu_s[DISK]
