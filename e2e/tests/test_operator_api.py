@@ -192,7 +192,7 @@ def _add_nodes(world: World, added: list[str]) -> bool:
     """What a cluster autoscaler does in a scan: nodes for pods that the scheduler finds no node
     for, but for those that fit on nodes that it has added, or on none that it could add (they
     require another one). Whether it added any."""
-    pods = world.core.list_namespaced_pod("operator").items
+    pods: list[Any] = world.core.list_namespaced_pod("operator").items
     lacking = [
         pod
         for pod in pods
