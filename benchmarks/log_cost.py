@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
@@ -94,7 +93,7 @@ LOGS: dict[str, type[OutputLog]] = {DISK: MeasuredLog, MEMORY: MemoryLog, NONE: 
 
 @dataclass(slots=True)
 class Usage:
-    cpu_s: Counter[str]
+    cpu_s: dict[str, float]
     ms: dict[str, list[float]]
 
 
@@ -115,7 +114,7 @@ class Tasks:
         return BenchTask(compiled, chain, directory, FIRST_EPOCH, make_log=make_log)
 
     def run(self, epochs: list[EpochInput]) -> Usage:
-        usage = Usage(Counter(), {name: [] for name in LOGS})
+        usage = Usage(dict.fromkeys(LOGS, 0.0), {name: [] for name in LOGS})
         orders = list(permutations(LOGS))
         for number, one in enumerate(epochs):
             for name in orders[number % len(orders)]:
