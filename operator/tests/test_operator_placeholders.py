@@ -97,6 +97,20 @@ def test_one_that_is_bound_gives_way_to_a_planned_pod() -> None:
     assert placeholders(cluster) == []
 
 
+def test_one_on_a_lost_node_is_made_again() -> None:
+    """The autoscaler does not see it there."""
+    cluster = autoscaled(mode="Blocking")
+    lose_all_tasks(cluster)
+    wait(cluster)
+    cluster.add_node("new-1", cpu_m=CPU_OF_A_TASK_M + 100)
+    wait(cluster)
+    (bound,) = (p for p in placeholders(cluster) if p.node == "new-1")
+    cluster.nodes["new-1"] = replace(cluster.nodes["new-1"], cordoned=True)
+    cluster.settle()
+    (again,) = (p for p in placeholders(cluster) if p.name == bound.name)
+    assert again.node is None
+
+
 def test_a_suspended_or_deleted_topology_has_none() -> None:
     cluster = autoscaled()
     lose_all_tasks(cluster)

@@ -175,8 +175,9 @@ def reconcile_all(
     openings = nodes_with_openings(snapshot, plan)
     decided = {uid: inputs[uid] for uid in decisions}
     autoscaling = topologies.run_together(
-        lambda i: placeholder_actions(i, plan, placeholders, openings), decided
+        lambda i: placeholder_actions(i, plan, placeholders, openings, losses.usable_nodes), decided
     )
+    decisions = topologies.without_failed(decisions)
 
     # 7. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [

@@ -11,7 +11,7 @@ Design: docs/design/recovery.md#placeholders.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from rekindle import names
@@ -63,23 +63,26 @@ def placeholder_actions(
     plan: Plan,
     placeholders: Sequence[PodView],
     openings: frozenset[str],
+    usable: Container[str],
 ) -> list[TopologyActions]:
     """By themselves, so that nothing else of a topology depends on them. `plan_inputs`: by uid, of
     the topologies that could be decided on; placeholders of the others stay as they are, but for
-    those that are in the way. `openings`: see `nodes_with_openings`."""
+    those that are in the way. `openings`: see `nodes_with_openings`; `usable`: nodes."""
     found = []
     owners = {p.owner_uid for p in placeholders} | plan_inputs.keys()
     for uid in sorted(owner for owner in owners if owner is not None):
         present = [p for p in placeholders if p.owner_uid == uid and not p.terminating]
         plan_input = plan_inputs.get(uid)
         wanted = _wanted(plan_input, plan) if plan_input is not None else None
-        actions: list[Action] = [*_deletions(present, wanted, openings)]
+        actions: list[Action] = [*_deletions(present, wanted, openings, usable)]
         if plan_input is not None and wanted and not openings:
             existing = {p.name for p in placeholders if p.owner_uid == uid}
             actions += _creations(plan_input, wanted, existing)
         if actions:
             key = plan_input.context.view.key if plan_input is not None else uid
-            found.append(TopologyActions(f"placeholders of {key}", tuple(actions)))
+            found.append(
+                TopologyActions(f"placeholders of {key}", tuple(actions), topology_uid=uid)
+            )
     return found
 
 
@@ -110,7 +113,10 @@ def _wanted(plan_input: PlanInput, plan: Plan) -> dict[str, PodView]:
 
 
 def _deletions(
-    present: Iterable[PodView], wanted: Mapping[str, PodView] | None, openings: frozenset[str]
+    present: Iterable[PodView],
+    wanted: Mapping[str, PodView] | None,
+    openings: frozenset[str],
+    usable: Container[str],
 ) -> list[DeletePod]:
     """`wanted`: None: not known."""
     found = []
@@ -120,6 +126,8 @@ def _deletions(
             why = "a pod needs its room"
         elif pod.ended:
             why = "it has ended"
+        elif pod.node is not None and pod.node not in usable:
+            why = "its node takes no pods: nothing comes for it"
         elif wanted is not None and pod.name not in wanted:
             why = "what it stands for waits for no node"
         else:
