@@ -28,22 +28,31 @@ class LostQuery:
     partitions: frozenset[str]  # that are lost, of its own operator and of the windows it reads
 
 
-def lost_queries(priorities: list[int] | None = None) -> list[LostQuery]:
+def window_sets(windows: int = WINDOWS) -> list[tuple[int, ...]]:
+    """What each query reads, in the order of the numbers of their sinks; first each window alone,
+    whose sink is its own."""
+    numbers = range(1, windows + 1)
+    return [of for size in numbers for of in combinations(numbers, size)]
+
+
+def lost_queries(
+    priorities: list[int] | None = None, windows: int = WINDOWS, parallelism: int = PARALLELISM
+) -> list[LostQuery]:
     """In the order of the numbers of their sinks. Default: all of the same priority."""
-    windows = range(1, WINDOWS + 1)
-    sets = [of for size in windows for of in combinations(windows, size)]
     found = []
-    for number, of in enumerate(sets, start=1):
+    for number, of in enumerate(window_sets(windows), start=1):
         operators = {*of, number}
-        partitions = frozenset(name for each in operators for name in partitions_of(each))
+        partitions = frozenset(
+            partition_name(each, at) for each in operators for at in range(parallelism)
+        )
         priority = priorities[number - 1] if priorities is not None else 1
         found.append(LostQuery(f"q{number}", priority, partitions))
     return found
 
 
-def partitions_of(operator: int) -> list[str]:
+def partition_name(operator: int, partition: int) -> str:
     """Names sort in topological order, an operator's partitions together."""
-    return [f"o{operator:02}/{number}" for number in range(PARALLELISM)]
+    return f"o{operator:02}/{partition}"
 
 
 def arrivals(random: Random, mode_s: float | None = None) -> tuple[float, ...]:

@@ -25,6 +25,8 @@ Nodes = Mapping[str, str]
 
 
 class Policy(Protocol):
+    slots: int  # of a node
+
     def place(self, placed: Nodes, nodes: Sequence[str]) -> Nodes:
         """The partitions that start now. `placed`: those that have started; `nodes`: all that have
         arrived."""
@@ -33,7 +35,8 @@ class Policy(Protocol):
 class Progressive:
     """The plan of a recovery; of equal states it is made once."""
 
-    def __init__(self, queries: Sequence[LostQuery]) -> None:
+    def __init__(self, queries: Sequence[LostQuery], slots: int = SLOTS_OF_A_NODE) -> None:
+        self.slots = slots
         self._queries = queries
         self._plans: dict[tuple[frozenset[tuple[str, str]], tuple[str, ...]], Nodes] = {}
 
@@ -45,30 +48,34 @@ class Progressive:
                 for q in self._queries
                 if (missing := q.partitions - placed.keys())
             ]
-            self._plans[key] = _plan(down, placed, nodes)
+            self._plans[key] = _plan(down, placed, nodes, self.slots)
         return self._plans[key]
 
 
 class Blocking:
     """`recovery.mode: Blocking`: nothing before all fits."""
 
-    def __init__(self, queries: Sequence[LostQuery]) -> None:
+    def __init__(self, queries: Sequence[LostQuery], slots: int = SLOTS_OF_A_NODE) -> None:
+        self.slots = slots
         self._needs = frozenset[str]().union(*(q.partitions for q in queries))
 
     def place(self, placed: Nodes, nodes: Sequence[str]) -> Nodes:
         missing = self._needs - placed.keys()
-        return _plan([DownQuery(("ns/t", ""), 1, missing)], placed, nodes) if missing else {}
+        if not missing:
+            return {}
+        return _plan([DownQuery(("ns/t", ""), 1, missing)], placed, nodes, self.slots)
 
 
 class InOrder:
     """The first partitions for which there are slots."""
 
-    def __init__(self, order: Sequence[str]) -> None:
+    def __init__(self, order: Sequence[str], slots: int = SLOTS_OF_A_NODE) -> None:
+        self.slots = slots
         self._order = order
 
     def place(self, placed: Nodes, nodes: Sequence[str]) -> Nodes:
         used = Counter(placed.values())
-        slots = [node for node in nodes for _ in range(SLOTS_OF_A_NODE - used[node])]
+        slots = [node for node in nodes for _ in range(self.slots - used[node])]
         missing = (name for name in self._order if name not in placed)
         return dict(zip(missing, slots, strict=False))
 
@@ -92,10 +99,10 @@ def value_of(queries: Sequence[LostQuery], placed: Nodes) -> int:
     return sum(q.priority for q in queries if q.partitions <= placed.keys())
 
 
-def _plan(down: Sequence[DownQuery], placed: Nodes, nodes: Sequence[str]) -> Nodes:
+def _plan(down: Sequence[DownQuery], placed: Nodes, nodes: Sequence[str], slots: int) -> Nodes:
     missing = frozenset[str]().union(*(query.needs for query in down))
     pods = {name: PodToPlace(name, SLOT, name, 0) for name in missing}
-    capacity = empty_nodes(dict.fromkeys(nodes, SLOT.scaled(SLOTS_OF_A_NODE)))
+    capacity = empty_nodes(dict.fromkeys(nodes, SLOT.scaled(slots)))
     for name, node in placed.items():
         capacity = capacity.place(PodToPlace(name, SLOT, name, 0), node)
     return make_plan(down, pods, [], capacity).nodes

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from progressive.experiment import SLOTS_OF_A_NODE, LostQuery
+from progressive.experiment import LostQuery
 from progressive.policies import Policy
 
 THRESHOLD = 1.2
@@ -70,7 +70,7 @@ def placements(
             continue
         started = policy.place(placed, nodes)
         placed |= started
-        assert max(Counter(placed.values()).values(), default=0) <= SLOTS_OF_A_NODE
+        assert max(Counter(placed.values()).values(), default=0) <= policy.slots
         yield at_s, started
 
 
