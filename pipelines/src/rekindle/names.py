@@ -35,6 +35,7 @@ LABEL_INCARNATION = f"{GROUP}/incarnation"
 
 ROLE_TASK = "task"
 ROLE_COORDINATOR = "coordinator"
+ROLE_PLACEHOLDER = "placeholder"  # of a pod by which an autoscaler sees what a gated one lacks
 
 GATE = f"{GROUP}/awaiting-capacity"
 
