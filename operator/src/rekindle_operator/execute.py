@@ -42,6 +42,7 @@ from rekindle_operator.reconcile.actions import (
     DryRun,
     EmitEvent,
     EnsureObject,
+    GiveSlot,
     OpenGate,
     QuarantineNode,
     TopologyActions,
@@ -116,6 +117,10 @@ class Executor:
                 _describe(error),
             )
             # A task's pod is reported by the queries that wait for it.
+            if isinstance(action, GiveSlot):
+                # The slot gets another pod, and the standby no slot for a while.
+                self._cluster.remember_failed_create(action.standby, _message(error), None)
+                return Outcome.FAILED
             if not ends and (not isinstance(action, CreatePod) or action.is_coordinator):
                 self._cluster.action_failed(
                     scheduled.topology_uid, _failure_key(scheduled), _describe(error)
@@ -161,8 +166,8 @@ class Executor:
                 self._cluster.forget_uncreated_pod(ref)
             case DeletePod():
                 self._delete_pod(action)
-            case OpenGate():
-                self._open_gate(action)
+            case OpenGate() | GiveSlot():
+                self._patch_pod(action)
             case WriteStatus():
                 self._write_status(action)
             case EmitEvent():
@@ -256,10 +261,12 @@ class Executor:
             else:
                 self._cluster.pods.put(response)
 
-    def _open_gate(self, action: OpenGate) -> None:
+    def _patch_pod(self, action: OpenGate | GiveSlot) -> None:
+        """Raises ApiException, also for a standby that is gone."""
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
+        may_be_gone = () if isinstance(action, GiveSlot) else (404,)
         response = self._call(
-            "PATCH", path, list(action.patch), content_type=_JSON_PATCH, none_for_status=404
+            "PATCH", path, list(action.patch), content_type=_JSON_PATCH, none_for_status=may_be_gone
         )
         if response is not None:
             self._cluster.pods.put(response)

@@ -35,6 +35,7 @@ LABEL_INCARNATION = f"{GROUP}/incarnation"
 
 ROLE_TASK = "task"
 ROLE_COORDINATOR = "coordinator"
+ROLE_STANDBY = "standby"  # of a pod that waits for a slot; then it is a task
 
 GATE = f"{GROUP}/awaiting-capacity"
 
@@ -43,6 +44,7 @@ ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds si
 ANNOTATION_FAILED_PLACEMENTS = f"{GROUP}/attempt"  # earlier pods of the slot that no node started
 ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
 ANNOTATION_REPLACES = f"{GROUP}/replaces"  # in a move to an emptier node: the pod that it replaces
+ANNOTATION_SLOT = f"{GROUP}/slot"  # of one that was a standby: the slot that it was given, as JSON
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what it was made from; another now: outdated
 ANNOTATION_TOKEN = f"{GROUP}/token"  # digest of the topology's token when it was created
@@ -60,7 +62,9 @@ RUNNING_TOKEN_KEY = "running"  # of that Secret: the token of pods made before i
 READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
 PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "rekindle"  # of all objects of a topology
 OWN_VARIABLES = "REKINDLE_"  # names of the operator's variables in pods begin so
-TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
+TASK_CONTAINER = (
+    "task"  # of a pod of a task, or of a standby; `podTemplate` is merged into it by this name
+)
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 SECRETS_MOUNT = "/etc/rekindle-secrets"  # below it a directory for each Secret of a source or sink
 
@@ -101,6 +105,11 @@ def token_secret_name(topology: str, uid: str) -> str:
 
 def coordinator_pod_name(topology: str, incarnation: int) -> str:
     return object_name(topology, COORDINATOR_KEY, incarnation)
+
+
+def standby_pod_name(topology: str, generation: int, number: int) -> str:
+    """No task's pod has this name: those end in three numbers."""
+    return object_name(topology, ROLE_STANDBY, generation, number)
 
 
 def task_pod_name(
