@@ -119,7 +119,10 @@ class Executor:
             # A task's pod is reported by the queries that wait for it.
             if isinstance(action, GiveSlot):
                 # The slot gets another pod, and the standby no slot for a while.
-                self._cluster.remember_failed_create(action.standby, _message(error), None)
+                self._cluster.remember_create_attempt(action.standby, None)
+                self._cluster.remember_failed_create(
+                    action.standby, _message(error), None, may_exist=True
+                )
                 return Outcome.FAILED
             if not ends and (not isinstance(action, CreatePod) or action.is_coordinator):
                 self._cluster.action_failed(

@@ -62,9 +62,7 @@ RUNNING_TOKEN_KEY = "running"  # of that Secret: the token of pods made before i
 READER_TOKEN_KEY = "reader"  # of that Secret: for readers of stream sinks
 PART_OF_LABEL, PART_OF = "app.kubernetes.io/part-of", "rekindle"  # of all objects of a topology
 OWN_VARIABLES = "REKINDLE_"  # names of the operator's variables in pods begin so
-TASK_CONTAINER = (
-    "task"  # of a pod of a task, or of a standby; `podTemplate` is merged into it by this name
-)
+TASK_CONTAINER = "task"  # of a task's pod; `podTemplate` is merged into it by this name
 VOLUME_MOUNT = "/var/lib/rekindle"  # of the claim `checkpoint.volume`, in tasks and coordinators
 SECRETS_MOUNT = "/etc/rekindle-secrets"  # below it a directory for each Secret of a source or sink
 

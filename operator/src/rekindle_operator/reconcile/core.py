@@ -361,7 +361,9 @@ def _decide(
         actions += unneeded_pods(context, states, serving)
 
     plan_order = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
-    order = ranks(plan_input, plan_order) | {a.name: FIRST for a in (*coordinator.create, *given)}
+    order = ranks(plan_input, plan_order) | dict.fromkeys(
+        [*(a.name for a in coordinator.create), *(a.name for a in given)], FIRST
+    )
     return TopologyActions(key, tuple(actions), ranks=order, topology_uid=context.view.uid)
 
 

@@ -245,21 +245,19 @@ def _to_fill(inputs: Sequence[PlanInput], ideal: Plan) -> list[SlotToFill]:
             key = missing.pods[need].key
             here = order.get(query.key, len(order))
             position[key] = min(here, position.get(key, here))
-    found = [
-        (position.get(c.to_place.key, len(order) + 1), slot, c)
-        for i in inputs
-        for slot, c in i.candidates.items()
-        if c.to_place.key in ideal.nodes and _may_be_given(c.state)
-        for slot in [(i.context.view.key, slot)]
-    ]
-    contexts = {i.context.view.key: i.context for i in inputs}
-    return [
-        SlotToFill(
-            c.to_place,
-            (contexts[key].view.uid, _template(contexts[key], c.state.segment)),
-        )
-        for _, (key, _), c in sorted(found, key=lambda entry: entry[:2])
-    ]
+    found = []
+    for plan_input in inputs:
+        context = plan_input.context
+        for key, candidate in plan_input.candidates.items():
+            to_place = candidate.to_place
+            if to_place.key not in ideal.nodes or not _may_be_given(candidate.state):
+                continue
+            if not wanted_standbys(context):
+                continue
+            template = context.view.uid, _template(context, candidate.state.segment)
+            rank = position.get(to_place.key, len(order) + 1), context.view.key, key
+            found.append((rank, SlotToFill(to_place, template)))
+    return [slot for _, slot in sorted(found, key=lambda entry: entry[0])]
 
 
 def _may_be_given(state: SlotState) -> bool:
@@ -323,8 +321,8 @@ def keep_standbys(plan_input: PlanInput, standbys: StandbyPlan, capacity: Capaci
 
 
 def _why_it_ends(context: ReconcileContext, pod: PodView, template: str) -> str:
-    """`template`: what standbys are made from now. Empty: it may stay, if it is not one too many. On a lost node it stays: it is warm when the
-    node returns."""
+    """`template`: what standbys are made from now. Empty: it may stay, if it is not one too many.
+    On a lost node it stays: it is warm when the node returns."""
     running, pass_inputs = context.running, context.pass_inputs
     if pod.terminating:
         return "it is being deleted"

@@ -74,7 +74,7 @@ def in_the_way(
         wanted.setdefault(name, []).append(pods[key])
     namespaces = total_by_namespace(pods[key] for key in without.nodes)
     share_left = dict(capacity.share_left)
-    ended = []
+    ended = list[Standby]()
     for standby in sorted(standbys, key=lambda s: (s.is_warm, s.name)):
         node = capacity.nodes[standby.node]
         given_back = total(s.requests for s in ended if s.node == standby.node)
