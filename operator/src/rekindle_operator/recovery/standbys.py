@@ -62,26 +62,26 @@ def in_the_way(
     plan: Plan,
     without: Plan,
     pods: Mapping[str, PodToPlace],
-    standbys: Iterable[Standby],
+    standbys: Sequence[Standby],
     capacity: Capacity,
 ) -> list[Standby]:
-    """Those that have to end for the plan `without` any of them. None if `plan`, beside them all,
-    places as much. `pods`: by their keys; `capacity`: beside them all."""
+    """Those that have to end for the plan `without` any of them: on its nodes, and in namespaces
+    that have a limited share. None if `plan`, beside them all, places as much; all if it does not,
+    and no single one is the reason. `pods`: by their keys; `capacity`: beside them all."""
     if set(plan.nodes) >= set(without.nodes) and _waiting(plan) <= _waiting(without):
         return []
     wanted: dict[str, list[PodToPlace]] = {}
     for key, name in without.nodes.items():
         wanted.setdefault(name, []).append(pods[key])
-    namespaces = total_by_namespace(pods[key] for key in without.nodes)
+    namespaces = _by_namespace(pods[key] for key in without.nodes)
     share_left = dict(capacity.share_left)
     ended = list[Standby]()
     for standby in sorted(standbys, key=lambda s: (s.is_warm, s.name)):
         node = capacity.nodes[standby.node]
         given_back = total(s.requests for s in ended if s.node == standby.node)
-        here = total(pod.requests for pod in wanted.get(standby.node, ()))
-        lacks_room = bool(here.cpu_m or here.memory or here.pods) and not (
-            node.free + given_back
-        ).covers(here)
+        here = wanted.get(standby.node, ())
+        needed_here = total(pod.requests for pod in here)
+        lacks_room = bool(here) and not (node.free + given_back).covers(needed_here)
         needed = namespaces.get(standby.namespace)
         share = share_left.get(standby.namespace)
         lacks_share = needed is not None and share is not None and not share.covers(needed)
@@ -89,10 +89,10 @@ def in_the_way(
             ended.append(standby)
             if share is not None:
                 share_left[standby.namespace] = share + standby.requests
-    return ended
+    return ended or list(standbys)
 
 
-def total_by_namespace(pods: Iterable[PodToPlace]) -> dict[str, ResourceAmounts]:
+def _by_namespace(pods: Iterable[PodToPlace]) -> dict[str, ResourceAmounts]:
     found: dict[str, ResourceAmounts] = {}
     for pod in pods:
         found[pod.namespace] = found.get(pod.namespace, ResourceAmounts()) + pod.requests
