@@ -100,8 +100,8 @@ def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[st
 def replicated_run(
     name: str, load: Load, resource: dict[str, Any] | None = None
 ) -> Iterator[tuple[EmbeddedCluster, TopologyRun]]:
-    """The topology, or another one of the name, redundant and with a checkpoint. Coordinator and operator are on nodes that are
-    too small for tasks, so that nothing else is lost with a task's node."""
+    """The topology, or another one, redundant and with a checkpoint. Coordinator and operator are
+    on nodes that are too small for tasks, so that nothing else is lost with a task's node."""
     with (
         temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=TASK_NODES, on_progress=print) as cluster,

@@ -26,15 +26,16 @@ STANDBY = IncarnationRef("uid", "standby/t-standby-1-1", 0)
 
 @pytest.fixture(scope="module")
 def api(api_server: ControlPlane) -> Iterator[client.ApiClient]:
-    made = config.new_client_from_config(str(api_server.kubeconfig))
-    client.CoreV1Api(made).create_namespace({"metadata": {"name": NAMESPACE}})
+    made: Any = config.new_client_from_config(str(api_server.kubeconfig))  # type: ignore[no-untyped-call]  # the client has no types for it
+    core: Any = client.CoreV1Api(made)
+    core.create_namespace({"metadata": {"name": NAMESPACE}})
     yield made
-    client.CoreV1Api(made).delete_namespace(NAMESPACE)
+    core.delete_namespace(NAMESPACE)
 
 
 @pytest.fixture
 def standby(api: client.ApiClient) -> Iterator[dict[str, Any]]:
-    core = client.CoreV1Api(api)
+    core: Any = client.CoreV1Api(api)
     labels = {names.LABEL_ROLE: names.ROLE_STANDBY, names.LABEL_TOPOLOGY: "t", "team": "x"}
     meta = {"name": "t-standby-1-1", "labels": labels, "annotations": {names.ANNOTATION_SLOT: ""}}
     containers = [{"name": "task", "image": "none"}]
@@ -43,10 +44,9 @@ def standby(api: client.ApiClient) -> Iterator[dict[str, Any]]:
     core.delete_namespaced_pod("t-standby-1-1", NAMESPACE, grace_period_seconds=0)
 
 
-def _read(api: client.ApiClient) -> dict[str, Any]:
+def _read(api: Any) -> dict[str, Any]:
     pod = client.CoreV1Api(api).read_namespaced_pod("t-standby-1-1", NAMESPACE)
-    found: dict[str, Any] = api.sanitize_for_serialization(pod)
-    return found
+    return dict(api.sanitize_for_serialization(pod))
 
 
 def _give(standby: dict[str, Any], partition: int, incarnation: int) -> GiveSlot:

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import Any
 
 from rekindle.arrow_types import arrow_schema
 from rekindle.engine.failure import EngineUnavailable, describe_exit
@@ -23,9 +23,6 @@ from rekindle.engine.passthrough import PassThroughChain
 from rekindle.task.config import TaskConfig
 from rekindle.topology.model import Segment, Topology
 from rekindle.topology.spec import SourceSpec
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 _log = logging.getLogger(__name__)
 
@@ -65,7 +62,8 @@ def needs_spark(segment: Segment, topology: Topology) -> bool:
     return len(nodes) > 1 or not isinstance(nodes[0].spec, SourceSpec)
 
 
-def _start_session(config: TaskConfig, on_exit: Callable[[int], None]) -> SparkSession:
+def _start_session(config: TaskConfig, on_exit: Callable[[int], None]) -> Any:
+    """A SparkSession, whose package only `rekindle.engine.spark` imports."""
     from rekindle.engine.spark.session import start_session
 
     cores = max(1, config.segment.resources.cpu_m // 1000)
