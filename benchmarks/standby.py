@@ -1,6 +1,6 @@
 """From the loss of an unreplicated task to its first complete result, without and with a standby.
 
-.venv/bin/python benchmarks/standby.py [--kills 3]
+.venv/bin/python benchmarks/standby.py [--kills 3] [--standbys 0 1]
 
 A window without a replica on an embedded cluster with Spark, with room for one more pod. Its
 processes are killed with -9, or its pod is deleted by force: without a standby its container
@@ -33,11 +33,12 @@ START_TIMEOUT_S = 300.0
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=3)
+    parser.add_argument("--standbys", type=int, nargs="+", default=[0, 1])
     options = parser.parse_args()
     load = Load(1000, 1)
     rows = []
     with replicated_run("standby", load, _resource(0)) as (cluster, run):
-        for standbys in (0, 1):
+        for standbys in options.standbys:
             cluster.apply(_resource(standbys))
             _wait_until_quiet(run, standbys)
             for how in ("processes killed", "pod deleted"):

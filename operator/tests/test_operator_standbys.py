@@ -6,6 +6,7 @@ Design: docs/design/recovery.md#standbys.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -92,10 +93,11 @@ def test_a_standby_that_is_not_warm_is_not_given_a_slot() -> None:
     cluster = running()
     (standby,) = standbys(cluster)
     cluster.raw_pods[standby.name]["status"]["containerStatuses"][0]["started"] = False
-    assert not given_slots(cluster, lose_a_task(cluster))
+    lose_a_task(cluster)
+    assert not given_slots(cluster)
 
 
-def given_slots(cluster: ModelCluster, _: PodView) -> list[GiveSlot]:
+def given_slots(cluster: ModelCluster) -> list[GiveSlot]:
     actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
     return [a for a in actions if isinstance(a, GiveSlot)]
 
@@ -108,7 +110,7 @@ def test_a_request_without_a_result_is_not_repeated_under_its_incarnation() -> N
     (give,) = [a for a in actions if isinstance(a, GiveSlot)]
     cluster.apply(a for a in actions if a is not give)  # the operator dies before it
     cluster.pass_time(1.0)
-    (again,) = given_slots(cluster, lost)
+    (again,) = given_slots(cluster)
     assert again.ref.incarnation == give.ref.incarnation + 1
     cluster.patch_pod(standby.name, give.patch)  # it arrives after all
     with pytest.raises(AssertionError):
@@ -120,7 +122,7 @@ def test_a_request_without_a_result_is_not_repeated_under_its_incarnation() -> N
 def test_two_lost_tasks_and_one_standby() -> None:
     cluster = running()
     first, second = lose_a_task(cluster), lose_a_task(cluster)
-    assert len(given_slots(cluster, first)) == 1
+    assert len(given_slots(cluster)) == 1
     cluster.settle()
     assert len(tasks_of(cluster, first.slot)) == len(tasks_of(cluster, second.slot)) == 1
 
@@ -203,5 +205,50 @@ def test_a_container_that_restarts_gives_way_to_a_warm_standby() -> None:
     }
     cluster.task_reports[task.name] = {"phase": "Restoring", "suspected": True}
     cluster.pass_time(0.1)
-    (give,) = given_slots(cluster, task)
+    (give,) = given_slots(cluster)
     assert (give.name, give.ref.slot) == (standby.name, task.slot and task.slot.key)
+
+
+def test_a_full_quota_ends_standbys_before_it_keeps_a_task_waiting() -> None:
+    cluster = running()
+    (standby,) = standbys(cluster)
+    cluster.raw_pods[standby.name]["status"]["containerStatuses"][0]["started"] = False
+    lost = lose_a_task(cluster)
+    cluster.quota = len(cluster.raw_pods)
+    for _ in range(4):
+        cluster.settle()
+        cluster.pass_time(2.0)
+    assert len(tasks_of(cluster, lost.slot)) == 1
+    assert cluster.status()["phase"] == "Running"
+
+
+def test_a_task_that_is_refused_a_standby_gets_a_new_pod() -> None:
+    cluster = running()
+    (standby,) = standbys(cluster)
+    lost = lose_a_task(cluster)
+    (give,) = given_slots(cluster)
+    refused = cluster.uncreated_pods.with_create_attempt(give.standby, cluster.now, None)
+    cluster.uncreated_pods = refused.with_failed_create(
+        give.standby, "no", cluster.now, None, may_exist=True
+    )
+    cluster.settle()
+    assert [p.name for p in tasks_of(cluster, lost.slot)] != [standby.name]
+    assert len(tasks_of(cluster, lost.slot)) == 1
+
+
+def test_a_standby_serves_the_most_tasks_without_a_replica() -> None:
+    spec = flights_spec()
+    spec["operators"][0]["resources"] = {"requests": {"cpu": "1"}}
+    made = ModelCluster()
+    for name in "abc":
+        made.add_node(name, *LARGE)
+    made.add_topology("flights", spec | {"recovery": {"standby": 1}})
+    made.settle()
+    made.pass_time(1.0)
+    made.settle()
+    (standby,) = standbys(made)
+    by_cpu = Counter(p.requests.cpu_m for p in made.tasks().values())
+    assert standby.requests.cpu_m == by_cpu.most_common(1)[0][0]
+    other = next(p for p in made.tasks().values() if p.requests.cpu_m != standby.requests.cpu_m)
+    del made.raw_pods[other.name]
+    assert not given_slots(made), "it has another template"

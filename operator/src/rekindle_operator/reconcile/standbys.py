@@ -166,15 +166,18 @@ def plan_with_standbys(
         return StandbyPlan(plan_all(inputs, capacity, soon), inputs, soon)
     ideal = plan_all(inputs, without_pods(placed, capacity))
     given = match(_to_fill(inputs, ideal), placed, capacity)
-    chosen = _Chosen.of(inputs, given, placed, capacity)
-    if given and not starts_as_much(chosen.without, ideal):
-        chosen = _Chosen.of(inputs, {}, placed, capacity)
+    chosen = _Chosen(inputs, {}, tuple(placed), ideal)
+    if given:
+        with_given = _Chosen.of(inputs, given, placed, capacity)
+        chosen = with_given if starts_as_much(with_given.without, ideal) else chosen
     pods = {c.to_place.key: c.to_place for i in chosen.inputs for c in i.candidates.values()}
     beside = plan_all(chosen.inputs, capacity)
     ended = in_the_way(beside, chosen.without, pods, chosen.left, capacity)
+    full = {i.context.view.namespace for i in inputs for s in i.states if _is_over_quota(s)}
+    ended += [s for s in chosen.left if s.namespace in full and s not in ended]
     if ended:
         soon = without_pods(ended, soon or capacity)
-    plan = plan_all(chosen.inputs, capacity, soon)
+    plan = beside if soon is None else plan_all(chosen.inputs, capacity, soon)
     known = {ranked.key for ranked in (*plan.starting_now, *plan.waiting)}
     by_standby = tuple(r for r in ideal.starting_now if r.key not in known)
     return StandbyPlan(
@@ -189,6 +192,11 @@ def plan_with_standbys(
         },
         frozenset(s.uid for s in ended),
     )
+
+
+def _is_over_quota(state: SlotState) -> bool:
+    """A quota that counts standbys, too, refuses its pod."""
+    return state.uncreated_pod is not None and state.uncreated_pod.over_quota_since is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,10 +373,9 @@ def served_segment(context: ReconcileContext) -> Segment:
 
 
 def _may_make(context: ReconcileContext, standbys: StandbyPlan) -> bool:
-    """While nothing is wrong or starts: it takes a core for seconds."""
+    """While all of the topology is live, and nothing of any starts: it takes a core for seconds."""
     is_running = context.last_status.phase is TopologyPhase.RUNNING
-    plan = standbys.plan
-    return is_running and not (plan.waiting or plan.nodes or plan.unplaced or standbys.ending)
+    return is_running and not (standbys.plan.nodes or standbys.ending)
 
 
 def _creation(

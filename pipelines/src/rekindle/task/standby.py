@@ -18,6 +18,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from rekindle.engine.failure import EngineUnavailable, describe_exit
+from rekindle.engine.memory import MIB
 from rekindle.protocol import CONTROL_PORT
 from rekindle.task.config import BadEnvironment, TaskConfig
 from rekindle.task.control import HttpServer, probe
@@ -90,7 +92,8 @@ class _Standby:
         if self._error is not None:
             raise self._error
         if (status := self._exit_status) is not None:
-            raise BadEnvironment(f"the standby's JVM has ended with status {status}")
+            heap = f"{self._config.memory.heap_bytes // MIB} MiB"
+            raise EngineUnavailable(f"standby: {describe_exit(status, heap)}", status)
 
     def end(self) -> None:
         """Once it is warm: two sessions cannot start at once."""
