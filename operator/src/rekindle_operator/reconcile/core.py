@@ -79,12 +79,10 @@ from rekindle_operator.reconcile.replacements import (
 from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.reconcile.slots import SlotPair, SlotState, observe_slots
+from rekindle_operator.reconcile.standby_plan import StandbyPlan, give_slots, plan_with_standbys
 from rekindle_operator.reconcile.standbys import (
-    StandbyPlan,
-    give_slots,
     give_way_to_standbys,
     keep_standbys,
-    plan_with_standbys,
     standby_status,
 )
 from rekindle_operator.reconcile.status import (
@@ -352,7 +350,9 @@ def _decide(
     # 4. Pods that are no longer needed.
     actions += [r.delete for r in replaced if r.delete is not None]
     actions += deletions(plan_input, preemption)
-    actions += keep_standbys(plan_input, standbys, capacity)
+    taken = {s.uid for s in standbys.given.values()}
+    room = None if plan.nodes or standbys.ending else capacity
+    actions += keep_standbys(context, taken, standbys.ending, room)
     actions += end_mislabelled_pods(context)
     if context.suspended:
         actions += suspend_pods(context)
