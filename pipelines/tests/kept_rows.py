@@ -35,13 +35,15 @@ def rows_of(epochs: Sequence[tuple[int, Sequence[Row]]]) -> pa.Table:
     return rows_to_keep(SHAPE, SLICE, times, numbers, [keys], [chunked(values, pa.int64()), lists])
 
 
-def found_rows(state: OperatorState, probes: Sequence[tuple[str, int, int]]) -> list[list[Row]]:
+def found_rows(
+    state: OperatorState, probes: Sequence[tuple[str, int, int]], portion: int = 3
+) -> list[list[Row]]:
     """For each probe (key, first and last time) the rows that `find` gives."""
     keys = pa.table({"k": pa.array([key for key, _, _ in probes], pa.string())})
     low, high = (np.array([p[at] for p in probes], dtype=np.int64) for at in (1, 2))
     found = find(state, SLICE, Probes(hash_rows(keys, ["k"]), low, high))
     result: list[list[Row]] = [[] for _ in probes]
-    for probe, chosen in found.portions(most=3):
+    for probe, chosen in found.portions(portion):
         rows = found.rows(chosen)
         columns = ("__k0", TIME, "v")
         values = zip(*(rows.column(name).to_pylist() for name in columns), strict=True)

@@ -17,6 +17,9 @@ from rekindle_testing.harness.observe import Observer
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.waiting import wait_for
 
+# Eight Sparks that start together on two slow cores take two minutes.
+START_S = 300
+
 
 class TopologyRun:
     """Applies the resource, observes it, and deletes it at the end."""
@@ -55,7 +58,7 @@ class TopologyRun:
         """Names of the queries of the resource as it is now."""
         return [query["name"] for query in self.resource["spec"]["queries"]]
 
-    def wait_live(self, timeout_s: float = 120) -> None:
+    def wait_live(self, timeout_s: float = START_S) -> None:
         wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, every_s=0.25)
 
     def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
@@ -79,7 +82,7 @@ class TopologyRun:
             every_s=0.25,
         )
 
-    def wait_redundant(self, timeout_s: float = 120) -> None:
+    def wait_redundant(self, timeout_s: float = START_S) -> None:
         """Until no replica is missing."""
         wait_for(
             f"{self.name}: condition Redundant",
