@@ -26,7 +26,7 @@ from rekindle.workers import Worker
 _log = logging.getLogger(__name__)
 
 
-class HttpServer:
+class PortServer:
     """Binds in the constructor (raises OSError), then serves until `stop`, in its own thread."""
 
     def __init__(self, address: str, port: int, application: web.Application) -> None:
@@ -62,7 +62,7 @@ def probe(holds: Callable[[], bool]) -> Callable[[web.Request], asyncio.Future[w
     return answer  # type: ignore[return-value]
 
 
-class ControlServer(HttpServer):
+class ControlServer(PortServer):
     """`identity`: polls must have its token; if it has none, no token is required."""
 
     def __init__(

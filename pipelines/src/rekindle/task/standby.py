@@ -22,7 +22,7 @@ from rekindle.engine.failure import EngineUnavailable, describe_exit
 from rekindle.engine.memory import MIB
 from rekindle.protocol import CONTROL_PORT
 from rekindle.task.config import BadEnvironment, TaskConfig
-from rekindle.task.control import HttpServer, probe
+from rekindle.task.control import PortServer, probe
 from rekindle.task.engine import end_unneeded_spark, warm_up
 
 SLOT_FILE_VARIABLE = "REKINDLE_SLOT_FILE"
@@ -85,7 +85,7 @@ class _Standby:
         self._exit_status: int | None = None
         self._thread = threading.Thread(target=self._warm_up, name="warm-up", daemon=True)
         self._thread.start()
-        self._server = HttpServer(config.bind, CONTROL_PORT, self._application())
+        self._server = PortServer(config.bind, CONTROL_PORT, self._application())
 
     def check(self) -> None:
         """Raises the error that keeps Spark from starting, or from running on."""
