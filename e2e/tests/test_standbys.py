@@ -18,7 +18,7 @@ pytestmark = [
     every_cluster_type_kubelet_marked_long,
     pytest.mark.spark,
     pytest.mark.failures,
-    pytest.mark.long,  # of the operator and of the task alone: test_operator_standbys.py, test_task_standby.py
+    pytest.mark.long,  # of the operator alone: test_operator_standbys.py
     pytest.mark.timeout(900),
 ]
 

@@ -159,7 +159,7 @@ def keep_standbys(
                 DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why, is_needed)
             )
     is_running = context.last_status.phase is TopologyPhase.RUNNING
-    if len(kept) < wanted_standbys(context) and is_running and capacity and not actions:
+    if len(kept) < wanted_standbys(context) and is_running and capacity is not None and not actions:
         actions += _creation(context, usable, capacity)
     return actions
 
