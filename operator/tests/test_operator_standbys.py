@@ -16,6 +16,7 @@ from model_cluster import ModelCluster
 from model_objects import rfc3339
 
 from rekindle import names
+from rekindle_operator.cluster.containers import failing_since
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import CreatePod, DeletePod, GiveSlot
 from rekindle_operator.reconcile.core import reconcile
@@ -252,3 +253,10 @@ def test_a_standby_serves_the_most_tasks_without_a_replica() -> None:
     other = next(p for p in made.tasks().values() if p.requests.cpu_m != standby.requests.cpu_m)
     del made.raw_pods[other.name]
     assert not given_slots(made), "it has another template"
+
+
+def test_errors_of_a_standby_are_not_those_of_its_task() -> None:
+    (pod,) = standbys(running())
+    failing = replace(pod, container_error="container task: Error, exit code 1")
+    assert failing_since({}, [failing], 1.0) == {}
+    assert failing_since({}, [replace(failing, role=names.ROLE_TASK)], 1.0) == {pod.uid: 1.0}
