@@ -29,6 +29,8 @@ from rekindle_operator.settings import PodDefaults
 _VOLUME = "rekindle-slot"
 _MOUNT = "/etc/rekindle-slot"
 _FILE = "slot"
+_WARM_UP_PROBES = 450
+"""A busy node may take minutes to start Spark; a restart would only begin anew."""
 
 
 def standby_template(
@@ -77,6 +79,9 @@ def standby_pod(
             ],
         },
     )
+    for container in spec["containers"]:  # a task passes its startup probe before Spark has started
+        if container["name"] == CONTAINER and (probe := container.get("startupProbe")):
+            container["startupProbe"] = {**probe, "failureThreshold": _WARM_UP_PROBES}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
