@@ -39,11 +39,7 @@ def test_killed_tasks_continue_in_standbys(
             (pod,) = run.task_pods("storms")
             began = time.monotonic()
             lose(pod)
-            wait_for(
-                f"{standby} is the task",
-                lambda name=standby: [p.metadata.name for p in run.task_pods("storms")] == [name],
-                120,
-            )
+            _wait_until_it_is_the_task(run, standby)
             run.wait_sinks_advance(timeout_s=240)
             print(f"{lose.__name__}: {time.monotonic() - began:.1f} s")
         reference = Reference(document, cluster.shared, tmp_path_factory.mktemp("oracle"))
@@ -61,6 +57,13 @@ def _wait_for_standby(run: TopologyRun) -> list[str]:
     wait_for("a warm standby", is_warm, 240, every_s=0.25)
     labels = f"{names.LABEL_TOPOLOGY}={run.name},{names.LABEL_ROLE}={names.ROLE_STANDBY}"
     return [pod.metadata.name for pod in run.cluster.pods(labels)]
+
+
+def _wait_until_it_is_the_task(run: TopologyRun, standby: str) -> None:
+    def is_the_task() -> bool:
+        return [pod.metadata.name for pod in run.task_pods("storms")] == [standby]
+
+    wait_for(f"{standby} is the task", is_the_task, 120)
 
 
 def _topology() -> dict[str, Any]:
