@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What mypy knows of unchanged files is the same in every clone.
 export MYPY_CACHE_DIR := $(or $(REKINDLE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rekindle)/mypy
 
-.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-planner bench-dpc bench-flux nexmark images reference clean lock
+.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-planner bench-recovery bench-recovery-real bench-dpc bench-flux nexmark images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -86,6 +86,12 @@ bench: tools      ## the benchmarks, with tables under build/bench
 
 bench-planner: setup ## what the planner finds and proves, with a table under build/bench: ARGS="--only heavy --solver-seconds 60"
 	$(PY) benchmarks/planner.py $(ARGS)
+
+bench-recovery: setup ## the experiments of progressive recovery in simulated time, with tables and pictures under build/bench
+	cd benchmarks && ../$(PY) -m progressive $(ARGS)
+
+bench-recovery-real: tools ## of these, a small one on ten process nodes, beside the model: ARGS="--modes Progressive"
+	cd benchmarks && ../$(PY) -m progressive.real $(ARGS)
 
 bench-flux: tools ## replicas killed and rebuilt, throughput meanwhile, state moved: KILLS=30 MEGABYTES="10 100 1000"
 	$(PY) benchmarks/replica_kills.py --kills $(or $(KILLS),30)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +189,7 @@ class BenchTask:
         checkpoint_interval_epochs: int | None = None,
         memory: MemoryPlan | None = None,
         engine: EngineRestarter | None = None,
+        make_log: Callable[..., OutputLog] = OutputLog,
     ) -> None:
         config = task_config(compiled, directory, memory or plan_memory())
         segment, ref = config.segment, config.ref
@@ -198,7 +199,7 @@ class BenchTask:
         self._committed = first - 1
         self._inputs = InMemoryInputs(max_epochs)
         self._states = states
-        self._log = OutputLog(
+        self._log = make_log(
             directory / "log",
             segment.stream,
             0,

@@ -12,7 +12,7 @@ from pathlib import Path
 from rekindle_testing.harness.report import format_row, read_report
 
 HERE = Path(__file__).resolve().parent
-NO_BENCHMARKS = {"run", "engine_parts", "replicated_query"}
+NO_BENCHMARKS = {"run", "engine_parts", "plan_nodes", "replicated_query"}
 
 
 def main() -> int:

@@ -27,10 +27,12 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     "no classes": {
         "taskPriorityClass": {"create": False},
         "operatorPriorityClass": {"create": False},
+        "placeholderPriorityClass": {"create": False},
     },
     "classes of others": {
         "priorityClassName": "system-cluster-critical",
         "taskPriorityClass": {"create": False, "name": "tasks"},
+        "placeholderPriorityClass": {"create": False, "name": "lowest"},
     },
     "small": {
         "replicas": 1,

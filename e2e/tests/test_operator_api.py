@@ -154,6 +154,68 @@ def test_a_topology_starts_as_soon_as_there_are_nodes(world: World, flights: Any
             world.remove_node(name)
 
 
+def test_an_autoscaler_adds_nodes_for_waiting_queries(world: World, flights: Any) -> None:
+    """One that knows Unschedulable pods alone. It adds no more nodes than they fill: gated pods,
+    spare replicas among them, are not for it."""
+    wait_for("eight gated pods", lambda: _if_count(world.pods("flights"), 8))
+    added: list[str] = []
+    wait_for("it adds a node for the coordinator", lambda: _add_nodes(world, added))
+    time.sleep(2 * _SCAN_S)
+    assert not _add_nodes(world, added), "nothing else is Unschedulable"
+    world.edit("flights", lambda spec: spec.setdefault("recovery", {}).update(autoscale=True))
+    try:
+        wait_for("three live queries", lambda: _live_after_scan(world, added))
+        wait_for("no placeholder is left", lambda: not _placeholders(world))
+        assert len(added) <= 1 + -(-5 // _TASKS_OF_A_NODE), added
+        planned = [p for p in world.pods("flights").values() if p.spec.node_name is not None]
+        assert len({p.metadata.labels[names.LABEL_SEGMENT] for p in planned}) > 1
+    finally:
+        for name in added:
+            world.remove_node(name)
+
+
+_SCAN_S = 2.0
+_TASKS_OF_A_NODE = 2
+
+
+def _live_after_scan(world: World, added: list[str]) -> bool:
+    _add_nodes(world, added)
+    return bool(world.status("flights").get("queriesLive") == "3/3")
+
+
+def _placeholders(world: World) -> list[Any]:
+    selector = f"{names.LABEL_ROLE}={names.ROLE_PLACEHOLDER}"
+    return list(world.core.list_namespaced_pod("operator", label_selector=selector).items)
+
+
+def _add_nodes(world: World, added: list[str]) -> bool:
+    """What a cluster autoscaler does in a scan: nodes for pods that the scheduler finds no node
+    for, but for those that fit on nodes that it has added, or on none that it could add (they
+    require another one). Whether it added any."""
+    pods: list[Any] = world.core.list_namespaced_pod("operator").items
+    lacking = [
+        pod
+        for pod in pods
+        if any(
+            c.type == "PodScheduled" and c.reason == "Unschedulable"
+            for c in pod.status.conditions or ()
+        )
+        and not (pod.spec.affinity and pod.spec.affinity.node_affinity)
+    ]
+    if any(pod.metadata.labels[names.LABEL_ROLE] == "coordinator" for pod in lacking):
+        if added:
+            return False
+        added.append("added-0")
+        world.add_node(added[0], cpu="400m", memory="4Gi")  # no task fits beside it
+        return True
+    bound = sum(pod.spec.node_name in added[1:] for pod in pods)
+    short = len(lacking) - (_TASKS_OF_A_NODE * len(added[1:]) - bound)
+    for _ in range(-(-short // _TASKS_OF_A_NODE)):
+        added.append(f"added-{len(added)}")
+        world.add_node(added[-1], cpu="1100m", memory="4Gi")
+    return short > 0
+
+
 def test_tasks_of_a_lost_node_get_new_incarnations(
     world: World, nodes: list[str], flights: Any
 ) -> None:

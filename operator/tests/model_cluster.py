@@ -38,6 +38,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
     CreateGenerationRecord,
+    CreatePlaceholder,
     CreatePod,
     DeleteGenerationRecord,
     DeletePod,
@@ -182,6 +183,8 @@ class ModelCluster(ModelState):
             if not node.ready or node.cordoned or not node_affinity_allows(raw, name):
                 continue
             here = [p for p in self.pods_on(name) if not p.ended]
+            if pod.role == names.ROLE_COORDINATOR:
+                here = self._without_placeholders(here)
             if not (node.allocatable - total(p.requests for p in here)).covers(pod.requests):
                 # Only a coordinator may have taken the capacity: the plan does not include those.
                 assert pod.required_node is None or any(
@@ -215,6 +218,14 @@ class ModelCluster(ModelState):
                 )
             return True
         return False
+
+    def _without_placeholders(self, here: list[PodView]) -> list[PodView]:
+        """They have the lowest priority, and are preempted by all but tasks, which never preempt
+        anything."""
+        for pod in here:
+            if pod.role == names.ROLE_PLACEHOLDER:
+                del self.raw_pods[pod.name]
+        return [pod for pod in here if pod.role != names.ROLE_PLACEHOLDER]
 
     def _report(self) -> bool:
         """Coordinators report what runs on nodes with a kubelet."""
@@ -287,8 +298,12 @@ class ModelCluster(ModelState):
                 self.generation_records.pop(name, None)
             case CreatePod():
                 self._admit(action)
+            case CreatePlaceholder(manifest=manifest):
+                self._store_pod(manifest)
             case DeletePod(name=name, uid=uid, grace_s=grace_s):
-                self.delete_pod(name, uid, grace_s)
+                spec = self.raw_pods.get(name, {}).get("spec", {})
+                at_once = spec.get("terminationGracePeriodSeconds") == 0
+                self.delete_pod(name, uid, 0 if at_once else grace_s)
             case OpenGate(name=name, patch=patch):
                 self.patch_pod(name, patch)
             case GiveSlot(name=name, uid=uid, ref=ref, patch=patch):
@@ -404,16 +419,16 @@ class ModelCluster(ModelState):
         owner = meta["labels"][names.LABEL_TOPOLOGY]
         assert not self.topologies[owner].deleting, "created for a topology that is being deleted"
         if meta["labels"][names.LABEL_ROLE] == names.ROLE_STANDBY:
-            self._add_pod(manifest)
+            self._store_pod(manifest)
             return
         base, _, incarnation = meta["name"].rpartition("-")
         assert int(incarnation) > self.highest.get(base, 0), f"{meta['name']} existed before"
         slots = self.topologies[owner].status["slots"]
         assert int(incarnation) in {s["incarnation"] for s in slots}, "not reserved before"
         self.highest[base] = int(incarnation)
-        self._add_pod(manifest)
+        self._store_pod(manifest)
 
-    def _add_pod(self, manifest: dict[str, Any]) -> None:
+    def _store_pod(self, manifest: dict[str, Any]) -> None:
         meta = manifest["metadata"]
         assert meta["name"] not in self.raw_pods
         meta |= {

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from flights_example import flights_spec
+from hypothesis import given
+from hypothesis import strategies as st
 from model_cluster import ModelCluster
 
+from rekindle_operator.reconcile import core
 from rekindle_operator.reconcile.actions import WriteStatus
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement, replace_coordinator
 from rekindle_operator.reconcile.core import reconcile, reconcile_all
+from rekindle_operator.reconcile.isolation import IsolatedTopologies
 from rekindle_operator.topology_status import QueryState
 from rekindle_testing.fixtures.crd import resource_schema, undeclared_in_status
 
@@ -39,6 +44,56 @@ def test_an_internal_error_is_reported_and_others_recover(
     running.settle()
     assert running.status()["redundancy"] == "8/8"
     assert running.query_states("bad") == {}
+
+
+@pytest.mark.parametrize("step", ["_measure_capacity", "plan_all", "preempt"])
+def test_what_fails_for_all_fails_for_one(
+    running: ModelCluster, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """What concerns all topologies at once leaves out the one with which it fails."""
+    original = getattr(core, step)
+
+    def broken(*given: Any) -> Any:
+        inputs = next(each for each in given if isinstance(each, list))
+        found = (i.plan_input if isinstance(i, core.TopologyNeeds) else i for i in inputs)
+        if any(plan_input.context.view.name == "bad" for plan_input in found):
+            raise RuntimeError("an internal error")
+        return original(*given)
+
+    monkeypatch.setattr(core, step, broken)
+    for name in ("bad", "good"):
+        running.add_topology(name, flights_spec())
+    for name in ("e", "f"):
+        running.add_node(name)
+    running.kill_node_until_not_ready("a")
+    decisions = reconcile_all(running.snapshot(), running.now)
+    assert [t.topology_key for t in decisions if t.error is not None] == ["default/bad"]
+    running.settle()
+    assert running.status()["redundancy"] == running.status("good")["redundancy"] == "8/8"
+    assert "an internal error" in running.condition("Degraded", "bad")["message"]
+    assert running.query_states("bad") == {}
+
+
+@given(st.sets(st.text(max_size=2), max_size=40), st.data())
+def test_only_what_fails_is_left_out(uids: set[str], data: st.DataObject) -> None:
+    bad = data.draw(st.sets(st.sampled_from(sorted(uids)), max_size=2)) if uids else set()
+    calls = 0
+
+    def total(inputs: Mapping[str, int]) -> int:
+        nonlocal calls
+        calls += 1
+        if bad & inputs.keys():
+            raise RuntimeError("an internal error")
+        return sum(inputs.values())
+
+    topologies = IsolatedTopologies()
+    given_inputs = {uid: n for n, uid in enumerate(sorted(uids))}
+    found = topologies.run_together(total, given_inputs)
+    assert topologies.errors.keys() == bad
+    left = topologies.without_failed(given_inputs)
+    assert left.keys() == uids - bad
+    assert found == sum(left.values())
+    assert calls <= 2 + 2 * len(bad) * (len(uids) + 1).bit_length()
 
 
 def test_a_failed_reconcile_leaves_no_query_live(

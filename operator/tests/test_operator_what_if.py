@@ -105,34 +105,50 @@ def test_a_node_holds_no_more_than_it_has(lost: set[str], added: int) -> None:
         assert sum(f"flights/{query} " in line for line in found) == 1
 
 
-def test_tasks_of_a_cluster_stay_where_they_are() -> None:
-    """The answer is what the operator does then."""
+def a_full_cluster(checkpoint_epoch: int | None) -> ModelCluster:
     cluster = ModelCluster()
-    cluster.checkpoint_epoch = 40
+    cluster.checkpoint_epoch = checkpoint_epoch
     cluster.add_topology("flights", flights_spec())
     for name in NODES:
         cluster.add_node(name, cpu_m=1100, memory=3700 << 20)
     cluster.settle()
+    return cluster
+
+
+def plan_of(cluster: ModelCluster, lost: list[str], **changes: Any) -> list[str]:
+    """As `rekindle plan` finds its objects. `changes`: of the spec."""
     view = cluster.topologies["flights"]
     meta = {"name": "flights", "namespace": view.namespace, "uid": view.uid}
-    raw = topology() | {"metadata": meta}
+    raw = topology(spec=flights_spec() | changes) | {"metadata": meta, "status": dict(view.status)}
     nodes = [node(name, "1100m", "3700Mi") for name in NODES]
-    pods = list(cluster.raw_pods.values())
-    found = what_if([raw], nodes, pods, ["a", "b", "c"], [])
+    return what_if([raw], nodes, list(cluster.raw_pods.values()), lost, [])
+
+
+@pytest.mark.parametrize("checkpoint_epoch", [40, None])
+def test_tasks_of_a_cluster_stay_where_they_are(checkpoint_epoch: int | None) -> None:
+    """The answer is what the operator does then: it takes away no task without a checkpoint."""
+    cluster = a_full_cluster(checkpoint_epoch)
+    found = plan_of(cluster, ["a", "b", "c"])
     for name in ("a", "b", "c"):
         cluster.kill_node_until_not_ready(name)
     cluster.settle()
     for _ in range(4):
         cluster.pass_time(3.0)
         cluster.settle()
-    assert "routes/0/0 is taken away: storm-watch needs its capacity" in found
-    assert [e.note.split(" on ")[0] for e in cluster.events if e.reason == "Preempted"] == [
-        "routes/0/0"
-    ]
+    taken = ["routes/0/0"] if checkpoint_epoch is not None else []
+    told = [line for line in found if " is taken away: " in line]
+    assert told == [f"{name} is taken away: storm-watch needs its capacity" for name in taken]
+    assert [e.note.split(" on ")[0] for e in cluster.events if e.reason == "Preempted"] == taken
     live = {name for name, state in cluster.query_states().items() if state == "Live"}
-    told = {name for name in cluster.query_states() if not _waits(found, name)}
-    assert told == live
-    assert 0 < len(live) < 3
+    assert {name for name in cluster.query_states() if not _waits(found, name)} == live
+    assert len(live) == len(taken)
+
+
+def test_what_is_suspended_misses_nothing() -> None:
+    """Its tasks that still end leave their capacity to the others."""
+    cluster = a_full_cluster(40)
+    found = plan_of(cluster, ["a", "b", "c"], suspend=True)
+    assert found == ["flights is suspended: it has no tasks", "0 of 0 replicas have no node"]
 
 
 def _waits(found: list[str], query: str) -> bool:

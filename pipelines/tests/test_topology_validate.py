@@ -58,10 +58,10 @@ def test_problems_are_in_the_order_of_the_resource() -> None:
         [source("s", eventTime={"column": "n"})],
         [sql("a", "s", sql="SELECT x FROM s"), sql("b", "a", sql="SELECT 1 FROM a")],
         [query("q", "b"), query("r", "c")],
-        buffering="Adaptive",
+        executors=2,
     )
     assert [(p.path, p.reason) for p in validate(spec, "t")] == [
-        ("spec.buffering", "NotSupportedYet"),
+        ("spec.executors", "NotSupportedYet"),
         ("spec.sources[0].eventTime.column", "NotATimestamp"),
         ("spec.operators[0].sql", "UnknownColumn"),
         ("spec.queries[1].from", "UnknownInput"),

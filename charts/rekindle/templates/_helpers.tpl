@@ -35,6 +35,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{- define "rekindle.placeholderPriorityClass" -}}
+{{- if .Values.placeholderPriorityClass.name -}}
+{{- .Values.placeholderPriorityClass.name -}}
+{{- else if .Values.placeholderPriorityClass.create -}}
+{{- printf "%s-placeholder" (include "rekindle.clusterName" .) -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* `value`: the name of the value with the image. */ -}}
 {{- define "rekindle.image" -}}
 {{- $component := "[a-z0-9]+([._-]+[a-z0-9]+)*" -}}

@@ -36,6 +36,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
     CreateGenerationRecord,
+    CreatePlaceholder,
     CreatePod,
     DeleteGenerationRecord,
     DeletePod,
@@ -167,6 +168,8 @@ class Executor:
             case CreatePod(manifest=manifest, ref=ref):
                 self._create(_collection(manifest), self._with_token(manifest))
                 self._cluster.forget_uncreated_pod(ref)
+            case CreatePlaceholder(manifest=manifest):
+                self._create(_collection(manifest), manifest)
             case DeletePod():
                 self._delete_pod(action)
             case OpenGate() | GiveSlot():

@@ -64,6 +64,7 @@ class PodDefaults:
     # It must have preemptionPolicy Never: the API server refuses that policy in a pod if its class
     # has another one. Empty: the cluster's default class.
     priority_class: str = ""
+    placeholder_class: str = ""  # lower than that of all other pods, so that they preempt it
     coordinator_resources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     policy: PodPolicy = field(default_factory=PodPolicy)
 
@@ -101,6 +102,7 @@ def read_settings(env: Mapping[str, str] = os.environ) -> OperatorSettings:
             image=env.get("REKINDLE_PIPELINES_IMAGE", PodDefaults().image),
             pull_policy=env.get("REKINDLE_IMAGE_PULL_POLICY", PodDefaults().pull_policy),
             priority_class=env.get("REKINDLE_PRIORITY_CLASS", ""),
+            placeholder_class=env.get("REKINDLE_PLACEHOLDER_PRIORITY_CLASS", ""),
             coordinator_resources=json.loads(env.get("REKINDLE_COORDINATOR_RESOURCES") or "{}"),
             policy=parse_policy(json.loads(env.get("REKINDLE_POD_POLICY") or "{}")),
         ),

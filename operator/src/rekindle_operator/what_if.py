@@ -3,6 +3,8 @@
 It plans for topologies with their tasks as they are, or, where none has a pod, as the plan would
 place them on the nodes. Shares and priorities of namespaces, and nodes that pods avoid, are the
 operator's settings and memory, which it does not know. Pods of other owners on lost nodes vanish.
+Tasks of a cluster whose topology has no checkpoint are not taken away; tasks as the plan would
+place them are taken to have one. Of what is suspended nothing runs, and nothing is missing.
 
 Design: docs/design/recovery.md#plan.
 """
@@ -77,6 +79,8 @@ class _World:
         self._tasks: dict[str, _Task] = {}
         self._queries: list[_Query] = []
         self._coordinators: dict[str, PodToPlace] = {}  # by uid of the topology
+        self._suspended: dict[str, str] = {}  # name, by uid
+        self._with_checkpoint: set[str] = set()  # "namespace/name"
         for raw in topologies:
             self._add_topology(raw)
         self._others: dict[str, list[ResourceAmounts]] = {name: [] for name in nodes}
@@ -87,6 +91,8 @@ class _World:
                 continue
             owner = view.owner_uid or ""
             key = _key(owner, view.slot) if view.slot is not None else ""
+            if owner in self._suspended:
+                continue  # it ends
             if view.role == names.ROLE_COORDINATOR and owner in self._coordinators:
                 self._coordinator_nodes[owner] = view.node
             elif view.role == names.ROLE_TASK and key in self._tasks and not view.terminating:
@@ -98,6 +104,7 @@ class _World:
         if not self._nodes_of:
             usable = {n: v for n, v in nodes.items() if v.ready and not v.cordoned}
             self._nodes_of = dict(self._plan(usable)[0].nodes)
+            self._with_checkpoint = {task.topology for task in self._tasks.values()}
 
     def _add_topology(self, raw: Json) -> None:
         view = _read(lambda given: topology_view(_with_defaults(given)), raw)
@@ -112,6 +119,11 @@ class _World:
                 f"{view.key}: recovery.mode is Blocking, and nothing of it starts before all fits; "
                 "plans are of modes in which queries come back one by one"
             )
+        if topology.spec.suspend:
+            self._suspended[view.uid] = view.name
+            return
+        if view.report.checkpoint is not None:
+            self._with_checkpoint.add(view.key)
         spec = coordinator_pod(view, 1, (), PodDefaults())["spec"]
         name = f"{view.name} coordinator"
         self._coordinators[view.uid] = PodToPlace.of_spec(spec, name, name)
@@ -203,11 +215,12 @@ class _World:
     ) -> list[TakeablePod]:
         found, kept = [], set[str]()
         for key in sorted(running):
-            pod = self._tasks[key].to_place
+            task = self._tasks[key]
+            pod = task.to_place
             users = frozenset(q.key for q in self._queries if pod.group in q.groups)
             is_spare = pod.group in kept
             kept.add(pod.group)
-            if users <= waiting:
+            if users <= waiting and (is_spare or task.topology in self._with_checkpoint):
                 found.append(
                     TakeablePod(
                         key,
@@ -232,7 +245,8 @@ class _World:
     ) -> list[str]:
         unharmed = [q for q in self._queries if q.key not in down]
         unharmed.sort(key=lambda q: (-q.priority, q.key))
-        lines = [f"{_name(q.key)} goes on (priority {q.priority})" for q in unharmed]
+        suspended = (f"{name} is suspended: it has no tasks" for name in self._suspended.values())
+        lines = [*suspended, *(f"{_name(q.key)} goes on (priority {q.priority})" for q in unharmed)]
         for key, user in taken.items():
             lines.append(f"{self._tasks[key].name} is taken away: {user} needs its capacity")
         for number, ranked in enumerate(plan.starting_now, start=1):

@@ -36,6 +36,7 @@ LABEL_INCARNATION = f"{GROUP}/incarnation"
 ROLE_TASK = "task"
 ROLE_COORDINATOR = "coordinator"
 ROLE_STANDBY = "standby"  # of a pod that waits for a slot; then it is a task
+ROLE_PLACEHOLDER = "placeholder"  # of a pod by which an autoscaler sees what a gated one lacks
 
 GATE = f"{GROUP}/awaiting-capacity"
 

@@ -81,6 +81,7 @@ class OperatorProcess:
             "REKINDLE_OPERATOR_IDENTITY": identity,
             # As the chart names it for the release `rekindle` in the namespace `default`.
             "REKINDLE_PRIORITY_CLASS": "default.rekindle-task",
+            "REKINDLE_PLACEHOLDER_PRIORITY_CLASS": "default.rekindle-placeholder",
             **(environment or {}),
         }
         with self.log.open("w") as log:

@@ -97,6 +97,18 @@ class CreatePod:
 
 
 @dataclass(frozen=True, slots=True)
+class CreatePlaceholder:
+    """A pod that stands for a gated one in a cluster autoscaler's view."""
+
+    namespace: str
+    manifest: Manifest
+
+    @property
+    def name(self) -> str:
+        return str(self.manifest["metadata"]["name"])
+
+
+@dataclass(frozen=True, slots=True)
 class DeletePod:
     """With its uid and resourceVersion as preconditions. `grace_s`: 0 for pods whose node cannot
     respond; None: the pod's own. `plan_needs_its_capacity`: this pass's plan includes what it
@@ -199,6 +211,7 @@ Action = (
     | DeleteGenerationRecord
     | EnsureObject
     | CreatePod
+    | CreatePlaceholder
     | DeletePod
     | OpenGate
     | GiveSlot
@@ -214,6 +227,7 @@ METRIC_KINDS: Mapping[type, str] = {
     DeleteGenerationRecord: "DeleteConfig",
     EnsureObject: "EnsureObject",
     CreatePod: "CreatePod",
+    CreatePlaceholder: "CreatePlaceholder",
     DeletePod: "DeletePod",
     OpenGate: "OpenGate",
     GiveSlot: "GiveSlot",

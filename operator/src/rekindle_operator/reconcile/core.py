@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
 
 from rekindle.names import COORDINATOR_KEY
 from rekindle_operator import compiled_specs
@@ -44,10 +43,16 @@ from rekindle_operator.reconcile.coordinator import (
 )
 from rekindle_operator.reconcile.events import PassResult, build_events
 from rekindle_operator.reconcile.health import health_of, still_needed
+from rekindle_operator.reconcile.isolation import IsolatedTopologies
 from rekindle_operator.reconcile.moves import with_moves
 from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_replicas
 from rekindle_operator.reconcile.owned import ensure_objects
 from rekindle_operator.reconcile.partners import keep_partners
+from rekindle_operator.reconcile.placeholders import (
+    nodes_with_openings,
+    placeholder_actions,
+    without_placeholders,
+)
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
@@ -99,9 +104,6 @@ from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.recovery.preemption import Preemption, without_pods
 from rekindle_operator.settings import OperatorSettings
 
-T = TypeVar("T")
-R = TypeVar("R")
-
 
 @dataclass(frozen=True, slots=True)
 class ObservedTopology:
@@ -141,6 +143,7 @@ def reconcile_all(
     # 1. Assess which nodes are lost, without pods that only claim to belong to a topology.
     settings = settings or OperatorSettings()
     compiled_specs.start_pass()
+    snapshot, placeholders = without_placeholders(snapshot)
     snapshot = without_forged(snapshot)
     losses = assess_nodes(snapshot, now, settings.timing)
     pass_inputs = PassInputs(snapshot, losses, now, settings)
@@ -155,20 +158,36 @@ def reconcile_all(
     needs = topologies.run(find_needs, observed)
 
     # 4. Where nothing waits, begin a move to an emptier node.
-    capacity = _measure_capacity(pass_inputs, list(needs.values()))
+    measure = partial(_measure_capacity, pass_inputs)
+    capacity = topologies.run_together(lambda n: measure(list(n.values())), needs)
+    needs = topologies.without_failed(needs)
     needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies, find_needs)
 
     # 5. Make one plan over all topologies: which queries come back, on which nodes.
     ending = ending_tasks(pass_inputs)
     soon = without_pods(ending, capacity) if ending else None
-    standbys = plan_with_standbys([n.plan_input for n in needs.values()], capacity, soon)
+    inputs = {uid: n.plan_input for uid, n in needs.items()}
+    standbys = topologies.run_together(
+        lambda i: plan_with_standbys(list(i.values()), capacity, soon), inputs
+    )
     plan = standbys.plan
+    inputs = {i.context.view.uid: i for i in standbys.inputs}
 
     # 6. Decide what it takes away from what is down, and the actions of each topology: status,
-    # Events, pods, gates.
-    preemption = preempt(standbys.inputs, plan, standbys.soon or capacity)
+    # Events, pods, gates; and what an autoscaler is to see.
+    preemption = topologies.run_together(
+        lambda i: preempt(list(i.values()), plan, standbys.soon or capacity), inputs
+    )
+    needs = topologies.without_failed(needs)
     decide = partial(_decide, standbys=standbys, preemption=preemption, capacity=capacity)
     decisions = topologies.run(decide, needs)
+
+    openings = nodes_with_openings(snapshot, plan)
+    decided = {uid: inputs[uid] for uid in decisions}
+    autoscaling = topologies.run_together(
+        lambda i: placeholder_actions(i, plan, placeholders, openings, losses.usable_nodes), decided
+    )
+    decisions = topologies.without_failed(decisions)
 
     # 7. Report topologies for which that failed. Accepting a newer generation may correct it.
     failed = [
@@ -188,25 +207,9 @@ def reconcile_all(
         TopologyActions("replicas of the operator", deletions),
         *_by_namespace(terminating_on_lost_nodes(snapshot, losses)),
         *decisions.values(),
+        *autoscaling,
         *failed,
     ]
-
-
-class IsolatedTopologies:
-    """Calls functions for each topology in isolation. `errors`: by uid."""
-
-    def __init__(self) -> None:
-        self.errors: dict[str, Exception] = {}
-
-    def run(self, function: Callable[[T], R], inputs: Mapping[str, T]) -> dict[str, R]:
-        """The results of those for which it did not fail."""
-        results = {}
-        for uid, value in inputs.items():
-            try:
-                results[uid] = function(value)
-            except Exception as error:
-                self.errors[uid] = error
-        return results
 
 
 def report_undecided(
@@ -288,7 +291,8 @@ def _begin_rebalancing(
     in a pass, since it changes how full nodes are."""
     found = dict(needs)
     ready = topologies.run(lambda n: may_begin(n.plan_input.context, n.plan_input.states), needs)
-    if any(ready.values()) and not any_pod_waits((n.plan_input for n in needs.values()), capacity):
+    waits = topologies.run(lambda n: any_pod_waits(n.plan_input, capacity), needs)
+    if any(ready.values()) and not any(waits.values()):
         loads = node_loads(pass_inputs, capacity)
         may_move = {uid: needs[uid].observed for uid, is_ready in ready.items() if is_ready}
         for uid in sorted(may_move, key=lambda uid: may_move[uid].context.view.key):
@@ -296,7 +300,7 @@ def _begin_rebalancing(
             if uid in moving and moving[uid] is not may_move[uid]:
                 found |= topologies.run(find_needs, moving)
                 break
-    return {uid: n for uid, n in found.items() if uid not in topologies.errors}
+    return topologies.without_failed(found)
 
 
 def _with_move(observed: ObservedTopology, loads: NodeLoads) -> ObservedTopology:

@@ -289,14 +289,10 @@ def _leaving(snapshot: Snapshot) -> Mapping[str, ResourceAmounts]:
     return found
 
 
-def any_pod_waits(plan_inputs: Iterable[PlanInput], capacity: Capacity) -> bool:
+def any_pod_waits(plan_input: PlanInput, capacity: Capacity) -> bool:
     """Whether a pod waits for a node, and would fit on one if fewer pods were there. Then no move
     begins: tasks that are spread out leave less free on each single node."""
-    return any(
-        capacity.fits_when_empty(c.to_place)
-        for plan_input in plan_inputs
-        for c in plan_input.candidates.values()
-    )
+    return any(capacity.fits_when_empty(c.to_place) for c in plan_input.candidates.values())
 
 
 def update_rebalancing(

@@ -22,6 +22,7 @@ from rekindle_operator.reconcile.actions import (
     Action,
     AvoidNode,
     CreateGenerationRecord,
+    CreatePlaceholder,
     CreatePod,
     DeleteGenerationRecord,
     DeletePod,
@@ -141,6 +142,8 @@ def _order(action: Action) -> ActionOrder:
             return ActionOrder.VALIDATE
         case DeleteGenerationRecord():
             return ActionOrder.CLEAN_UP
+        case CreatePlaceholder():
+            return ActionOrder.REPORT
         case EmitEvent():
             return ActionOrder.EMIT_EVENTS
         case _:
@@ -188,6 +191,8 @@ def key_of(action: Action) -> str:
             return f"{kind} {action.kind} {action.namespace}/{action.name} {uid}"
         case CreatePod():
             return f"{kind} {action.namespace}/{action.name} {action.ref.topology_uid}"
+        case CreatePlaceholder():
+            return f"{kind} {action.namespace}/{action.name} {_owner_uid(action.manifest)}"
         case DeletePod() | OpenGate() | GiveSlot() | WriteStatus() | DeleteGenerationRecord():
             return f"{kind} {action.namespace}/{action.name} {action.uid}"
         case EmitEvent():

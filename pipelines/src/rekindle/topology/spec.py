@@ -87,7 +87,8 @@ class RecoverySpec(Spec):
     those of the queries that are worth most for what they cost (`Progressive`), or none before
     there is [capacity for all](design/recovery.md#plan) (`Blocking`)."""
     autoscale: bool = False
-    """Request nodes for waiting queries."""
+    """Let a cluster autoscaler see [what waiting queries lack](topology.md#nodes-on-demand):
+    placeholder pods that request the same."""
     rebalance: bool = False
     """Move tasks to emptier nodes, one at a time, while nothing is wrong:
     [after a recovery](topology.md#moves-to-emptier-nodes) they are packed tightly."""
@@ -337,8 +338,8 @@ class TopologySpec(Spec):
     """Where and how often state is saved."""
     log_budget: Size = 1024**3
     """Local disk for the output log of one task; at least `16Mi`."""
-    buffering: Literal["Adaptive", "Always", "SourcesOnly"] = "Always"
-    """Which tasks keep their output for readers that reconnect."""
+    buffering: Literal["Always"] = "Always"
+    """Each task keeps its output [for readers that reconnect](design/streams.md#output-log)."""
     recovery: RecoverySpec = Field(default_factory=RecoverySpec)
     """How queries are recovered after failures."""
     replicas: int = Field(1, ge=1)

@@ -15,7 +15,6 @@ from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
     OperatorCheckpointSpec,
     OperatorSpec,
-    RecoverySpec,
     SinkSpec,
     TopologySpec,
     kinds_of,
@@ -38,7 +37,6 @@ def _unsupported_kinds(spec: type[BaseModel], what: str) -> dict[str, tuple[str,
 
 UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
     TopologySpec: {
-        "buffering": ("buffering other than Always", "use Always, or leave it out"),
         "executors": (
             "a number of executors",
             "leave it out: a task runs in one pod; raise resources, or partitions",
@@ -47,9 +45,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
             "deletionPolicy Delete",
             "use Retain, and delete the checkpoints and outputs yourself",
         ),
-    },
-    RecoverySpec: {
-        "autoscale": ("autoscale", "leave it out: waiting queries start when capacity returns"),
     },
     OperatorSpec: {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
