@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.connectors.dead_letters import DeadLetters
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
-from rekindle.connectors.registry import open_live_source, open_source
+from rekindle.connectors.registry import open_dead_letters, open_live_source, open_source
 from rekindle.connectors.source import EventTimes, ReplayableSource
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.call_sizes import CallSizes, check_size
@@ -273,16 +272,10 @@ class Startup:
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
             read_ahead_bytes=config.memory.read_ahead_bytes,
-            dead_letters=self._dead_letters(node, spec),
+            dead_letters=open_dead_letters(spec, node, config.ref.partition, config.uid),
         )
         self._process.core.status.source = self._source.status
         return self._source
-
-    def _dead_letters(self, node: Node, spec: SourceSpec) -> DeadLetters | None:
-        config, url = self._config, spec.kind[1].output_url
-        if url is None:
-            return None
-        return DeadLetters(url, node.name, node.id, config.ref.partition, config.uid)
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config
