@@ -10,7 +10,7 @@ Design: docs/design/compilation.md#validation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from rekindle import names
 from rekindle.errors import Problem
@@ -46,6 +46,7 @@ from rekindle_operator.recovery.losses import LossAssessment
 from rekindle_operator.resources.common import Manifest, generation_record, record_manifest
 from rekindle_operator.resources.coordinator import coordinator_pod, coordinator_template_digest
 from rekindle_operator.resources.owned import is_as_wanted, owned_objects, token_of
+from rekindle_operator.resources.standby import standby_template
 from rekindle_operator.resources.task import task_pod, task_template_digest
 from rekindle_operator.settings import OperatorSettings, PodDefaults, Timing
 from rekindle_operator.tokens import TokenDigests
@@ -115,6 +116,8 @@ class ReconcileContext:
     newer_image: str = ""  # which the next edit of the spec adopts; empty: it stays the same
     token: TokenDigests | None = None  # None: the topology's Secret does not exist
     missing_record: str = ""  # of the generation that runs: nothing else is decided
+    # By segment, the template of a standby that serves it; empty: the topology wants none.
+    standby_templates: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def report(self) -> Report:
@@ -169,6 +172,7 @@ def build_context(
         max_priority=settings.limits.max_priority(view.namespace),
         token=token_of(view, snapshot),
         missing_record=_missing_record(view, acceptance, records),
+        standby_templates=_standby_templates(acceptance.running, settings.pods),
     )
     restored = [] if view.deleting else _restored_records(view, records)
     return context, [*restored, *acceptance.actions, *_unused_records(context, records)]
@@ -246,6 +250,15 @@ def _record(
     if existing.digest == digest:
         return _Acceptance(candidate, digest=digest)
     return _Acceptance(running, (foreign_record_problem(existing),))
+
+
+def _standby_templates(
+    running: CompiledGeneration | None, defaults: PodDefaults
+) -> Mapping[str, str]:
+    if running is None or not running.topology.spec.recovery.standby:
+        return {}
+    view, topology = running.view, running.topology
+    return {s.id: standby_template(view, topology, s, defaults) for s in topology.segments}
 
 
 def _newer_image(

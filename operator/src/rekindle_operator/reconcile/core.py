@@ -10,7 +10,7 @@ Design: docs/design/recovery.md, docs/design/kubernetes.md#watching.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from rekindle_operator.compiled_specs import StillCompiling
 from rekindle_operator.reconcile.actions import (
     FIRST,
     Action,
+    CreatePod,
     DeletePod,
     GiveSlot,
     QuarantineNode,
@@ -86,8 +87,9 @@ from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.reconcile.slots import SlotPair, SlotState, observe_slots
 from rekindle_operator.reconcile.standby_plan import StandbyPlan, give_slots, plan_with_standbys
 from rekindle_operator.reconcile.standbys import (
+    end_standbys,
     give_way_to_standbys,
-    keep_standbys,
+    make_standbys,
     standby_status,
 )
 from rekindle_operator.reconcile.status import (
@@ -171,7 +173,12 @@ def reconcile_all(
         lambda i: plan_with_standbys(list(i.values()), capacity, soon), inputs
     )
     plan = standbys.plan
+    asked = {i.context.view.uid: i for i in standbys.needs}
+    needs = {uid: replace(needs[uid], plan_input=i) for uid, i in asked.items()}
     inputs = {i.context.view.uid: i for i in standbys.inputs}
+    made = topologies.run_together(
+        lambda n: _standbys_to_make(list(n.values()), standbys, capacity), needs
+    )
 
     # 6. Decide what it takes away from what is down, and the actions of each topology: status,
     # Events, pods, gates; and what an autoscaler is to see.
@@ -179,7 +186,7 @@ def reconcile_all(
         lambda i: preempt(list(i.values()), plan, standbys.soon or capacity), inputs
     )
     needs = topologies.without_failed(needs)
-    decide = partial(_decide, standbys=standbys, preemption=preemption, capacity=capacity)
+    decide = partial(_decide, standbys=standbys, made=made, preemption=preemption)
     decisions = topologies.run(decide, needs)
 
     openings = nodes_with_openings(snapshot, plan)
@@ -318,11 +325,23 @@ def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -
     return measure_capacity(pass_inputs, deleted, coordinators)
 
 
+def _standbys_to_make(
+    needs: Iterable[TopologyNeeds], standbys: StandbyPlan, capacity: Capacity
+) -> dict[str, CreatePod]:
+    """None while the plan opens gates, since a start takes a core, or ends standbys; and none in a
+    namespace where a quota keeps a task waiting."""
+    if standbys.plan.nodes or standbys.ending:
+        return {}
+    contexts = (n.plan_input.context for n in needs)
+    may_have = [c for c in contexts if c.view.namespace not in standbys.full]
+    return make_standbys(may_have, capacity)
+
+
 def _decide(
     needs: TopologyNeeds,
     standbys: StandbyPlan,
+    made: Mapping[str, CreatePod],
     preemption: Preemption | None,
-    capacity: Capacity,
 ) -> TopologyActions:
     """One topology's actions; `schedule` gives them their order."""
     plan = standbys.plan
@@ -352,11 +371,11 @@ def _decide(
     actions += open_gates(plan_input, plan)
 
     # 4. Pods that are no longer needed.
-    actions += [r.delete for r in replaced if r.delete is not None]
+    # What gives its slot to a standby ends once that has it: until then the request may fail.
+    actions += [r.delete for r in replaced if r.delete and r.state.slot.key not in slots]
     actions += deletions(plan_input, preemption)
-    taken = {s.uid for s in standbys.given.values()}
-    room = None if plan.nodes or standbys.ending else capacity
-    actions += keep_standbys(context, taken, standbys.ending, room)
+    actions += end_standbys(context, standbys.taken, standbys.ending)
+    actions += [made[context.view.uid]] if context.view.uid in made else []
     actions += end_mislabelled_pods(context)
     if context.suspended:
         actions += suspend_pods(context)

@@ -5,13 +5,13 @@ Design: docs/design/recovery.md#standbys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.reconcile.actions import GiveSlot
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
-from rekindle_operator.reconcile.planning import PlanInput, missing_of, plan_all
+from rekindle_operator.reconcile.planning import PlanInput, PodCandidate, missing_of, plan_all
 from rekindle_operator.reconcile.replacements import manifest_of
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.reconcile.standbys import (
@@ -22,6 +22,8 @@ from rekindle_operator.reconcile.standbys import (
     usable_standbys,
     wanted_standbys,
 )
+from rekindle_operator.recovery.losses import Loss
+from rekindle_operator.recovery.misfits import PodToPlace
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.recovery.preemption import without_pods
@@ -37,36 +39,81 @@ from rekindle_operator.resources.standby import give_slot_patch
 
 @dataclass(frozen=True, slots=True)
 class StandbyPlan:
-    """`inputs`: of the plan, in which slots that get a standby have it. `given`: by the topology's
-    uid and the slot's key. `ending`: uids of those that give their capacity back; `soon`: the
-    capacity then."""
+    """`needs`: what the topologies need, in which containers that have restarted and get no standby
+    stay. `inputs`: of the plan, in which slots that get a standby have it. `given`: by the
+    topology's uid and the slot's key. `ending`: uids of those that give their capacity back;
+    `soon`: the capacity then. `full`: namespaces in which a quota refuses a task's pod."""
 
     plan: Plan
+    needs: tuple[PlanInput, ...]
     inputs: tuple[PlanInput, ...]
     soon: Capacity | None
+    full: frozenset[str]
     given: Mapping[tuple[str, str], Standby] = field(default_factory=dict)
     ending: frozenset[str] = frozenset()
+
+    @property
+    def taken(self) -> frozenset[str]:
+        """Uids of the standbys that get a slot."""
+        return frozenset(s.uid for s in self.given.values())
 
 
 def plan_with_standbys(
     inputs: Sequence[PlanInput], capacity: Capacity, soon: Capacity | None
 ) -> StandbyPlan:
     """One plan over all topologies, and what standbys do in it."""
-    inputs = tuple(inputs)
+    found = _plan(tuple(inputs), capacity, soon)
+    while stay := _restarted_without_standby(found):
+        found = _plan(tuple(_in_place(i, stay) for i in found.needs), capacity, soon)
+    return found
+
+
+def _restarted_without_standby(found: StandbyPlan) -> frozenset[tuple[str, str]]:
+    slots = (
+        (i.context.view.uid, s.slot.key)
+        for i in found.needs
+        for s in i.states
+        if s.loss is Loss.RESTARTED
+    )
+    return frozenset(slots) - found.given.keys()
+
+
+def _in_place(plan_input: PlanInput, stay: Collection[tuple[str, str]]) -> PlanInput:
+    """As if the containers of these slots had not restarted: nothing replaces them."""
+    uid = plan_input.context.view.uid
+    keys = {s.slot.key for s in plan_input.states if (uid, s.slot.key) in stay}
+    if not keys:
+        return plan_input
+    states = (replace(s, loss=None) if s.slot.key in keys else s for s in plan_input.states)
+    return replace(
+        plan_input,
+        states=tuple(states),
+        replacements=tuple(r for r in plan_input.replacements if r.state.slot.key not in keys),
+        candidates={k: c for k, c in plan_input.candidates.items() if k not in keys},
+    )
+
+
+def _plan(
+    inputs: tuple[PlanInput, ...], capacity: Capacity, soon: Capacity | None
+) -> StandbyPlan:
+    full = frozenset(i.context.view.namespace for i in inputs if any(map(_is_over_quota, i.states)))
     standbys = [s for i in inputs for s in usable_standbys(i.context)]
     placed = [s for s in standbys if s.node in capacity.nodes]
     if not placed or not any(i.candidates for i in inputs):
-        return StandbyPlan(plan_all(inputs, capacity, soon), inputs, soon)
+        return StandbyPlan(plan_all(inputs, capacity, soon), inputs, inputs, soon, full)
     ideal = plan_all(inputs, without_pods(placed, capacity))
     given = match(_to_fill(inputs, ideal), placed, capacity)
     chosen = _Chosen(inputs, {}, tuple(placed), ideal)
     if given:
-        with_given = _Chosen.of(inputs, given, placed, capacity)
-        chosen = with_given if starts_as_much(with_given.without, ideal) else chosen
+        taken = [(c.to_place, given[c.to_place.key]) for i in inputs for c in _with(i, given)]
+        beside_given = _with_replicas(taken, capacity)
+        with_given = _Chosen.of(inputs, given, placed, beside_given)
+        if starts_as_much(with_given.without, ideal):
+            chosen, capacity = with_given, beside_given
+            soon = _with_replicas(taken, soon) if soon is not None else None
     pods = {c.to_place.key: c.to_place for i in chosen.inputs for c in i.candidates.values()}
     beside = plan_all(chosen.inputs, capacity)
     ended = in_the_way(beside, chosen.without, pods, chosen.left, capacity)
-    full = {i.context.view.namespace for i in inputs for s in i.states if _is_over_quota(s)}
     ended += [s for s in chosen.left if s.namespace in full and s not in ended]
     if ended:
         soon = without_pods(ended, soon or capacity)
@@ -75,8 +122,10 @@ def plan_with_standbys(
     by_standby = tuple(r for r in ideal.starting_now if r.key not in known)
     return StandbyPlan(
         replace(plan, starting_now=(*by_standby, *plan.starting_now)),
+        inputs,
         chosen.inputs,
         soon,
+        full,
         {
             (i.context.view.uid, key): chosen.given[c.to_place.key]
             for i in inputs
@@ -85,6 +134,20 @@ def plan_with_standbys(
         },
         frozenset(s.uid for s in ended),
     )
+
+
+def _with(plan_input: PlanInput, given: Mapping[str, Standby]) -> list[PodCandidate]:
+    return [c for c in plan_input.candidates.values() if c.to_place.key in given]
+
+
+def _with_replicas(taken: Iterable[tuple[PodToPlace, Standby]], capacity: Capacity) -> Capacity:
+    """The nodes of standbys have the replicas that these become."""
+    nodes = dict(capacity.nodes)
+    for pod, standby in taken:
+        if (node := nodes.get(standby.node)) is not None:
+            replicas = node.replicas | {(pod.group, pod.replica)}
+            nodes[standby.node] = replace(node, replicas=replicas)
+    return Capacity(nodes, capacity.allocatable, capacity.share_left)
 
 
 def _is_over_quota(state: SlotState) -> bool:

@@ -10,13 +10,13 @@ Design: docs/design/recovery.md#standbys.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from rekindle import names
 from rekindle.topology.model import Segment, partition_of
 from rekindle_operator.cluster.model import IncarnationRef, PodView
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod
 from rekindle_operator.reconcile.context import ReconcileContext, draining_nodes, owned_pods
 from rekindle_operator.reconcile.health import ReplicaState, replica_state
 from rekindle_operator.reconcile.owned import has_other_token
@@ -24,18 +24,19 @@ from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.recovery.losses import Loss
 from rekindle_operator.recovery.misfits import PodToPlace
 from rekindle_operator.recovery.pack import Capacity, PackingRule, pack
-from rekindle_operator.recovery.standbys import (
-    Standby,
-)
-from rekindle_operator.resources.standby import (
-    on_node,
-    standby_pod,
-    standby_template,
-)
+from rekindle_operator.recovery.standbys import Standby
+from rekindle_operator.resources.standby import on_node, standby_pod
 from rekindle_operator.topology_status import TopologyPhase
 
 _RESTARTED_S = 10.0
 """A container that has restarted so long ago has nearly started."""
+_FAILS_AGAIN_S = 300.0
+"""A pod that fails so soon after the one before it fails for a reason of its own: it would use up
+one standby after another, while in its pod its kubelet's back-off applies."""
+_UNSCHEDULED_S = 60.0
+_ENDED_S = 300.0
+"""So long a standby stays that no node took, or that its kubelet refused or evicted: the next one
+may end like it. Its status says why."""
 _GRACE_S = 1  # it has no state
 
 GIVEN_FOR = frozenset(
@@ -69,7 +70,9 @@ def usable_standbys(context: ReconcileContext) -> list[Standby]:
     usable, snapshot = context.pass_inputs.losses.usable_nodes, context.pass_inputs.snapshot
     for pod in pods:
         node = pod.node or pod.required_node
-        if node is None or node not in usable or _why_it_ends(context, pod, template):
+        if node is None or node not in usable:
+            continue
+        if pod.ended or _why_it_ends(context, pod, template):
             continue
         refused = snapshot.uncreated_pods.get(standby_ref(context, pod.name))
         may_be_given = refused is None or context.pass_inputs.now >= refused.retry_at
@@ -98,17 +101,23 @@ def give_way_to_standbys(
     context: ReconcileContext, states: Sequence[SlotState]
 ) -> tuple[SlotState, ...]:
     """The states; those are lost whose container has just restarted, if a warm standby is faster
-    and no other replica is live. Not more than there are standbys beside those for other losses."""
-    if not wanted_standbys(context):
+    and no other replica is live. Not more than there are standbys beside those for other losses;
+    none while anything else is not live: it may have to read what the container's log has, and a
+    new pod would compute all of that again."""
+    restarted = [s for s in states if wanted_standbys(context) and _has_restarted(context, s)]
+    if not restarted:
         return tuple(states)
     warm = Counter(s.template[1] for s in usable_standbys(context) if s.is_warm)
     for state in states:
         if state.loss in GIVEN_FOR:
             warm[template_of(context, state.segment)] -= 1
     live = {partition_of(s.slot) for s in states if replica_state(context, s) is ReplicaState.LIVE}
+    others = {partition_of(s.slot) for s in states} - {partition_of(s.slot) for s in restarted}
+    if not others <= live:
+        return tuple(states)
     found = []
     for state in states:
-        if _has_restarted(context, state) and partition_of(state.slot) not in live:
+        if state in restarted and partition_of(state.slot) not in live:
             template = template_of(context, state.segment)
             if warm[template] > 0:
                 warm[template] -= 1
@@ -121,29 +130,31 @@ def _has_restarted(context: ReconcileContext, state: SlotState) -> bool:
     pod, now = state.pod, context.pass_inputs.now
     if pod is None or pod.node is None or state.loss is not None or state.is_successor:
         return False
-    if pod.ready or not pod.was_ready or pod.restarted_at is None:
+    if pod.ready or not pod.was_ready or pod.restarted_at is None or _only_reads(state.segment):
+        return False
+    lost_at = pod.predecessor_lost_at
+    if lost_at is not None and pod.restarted_at - lost_at < _FAILS_AGAIN_S:
         return False
     return abs(now - pod.restarted_at) < _RESTARTED_S
 
 
+def _only_reads(segment: Segment) -> bool:
+    """It needs no Spark: its container starts as fast as a standby gets a slot."""
+    return segment.is_source and len(segment.nodes) == 1
+
+
 def template_of(context: ReconcileContext, segment: Segment) -> str:
-    assert context.running is not None
-    running, defaults = context.running, context.pass_inputs.settings.pods
-    return standby_template(running.view, running.topology, segment, defaults)
+    return context.standby_templates[segment.id]
 
 
-def keep_standbys(
-    context: ReconcileContext,
-    given: Collection[str],
-    ending: Collection[str],
-    capacity: Capacity | None,
-) -> list[Action]:
-    """Ends those of one topology that it does not want, or whose capacity is needed, and makes one
-    if it has too few. `given`, `ending`: uids of those that get a slot, and that end for the plan.
-    `capacity`: beside all pods; None while the plan opens gates, since a start takes a core."""
-    losses, actions = context.pass_inputs.losses, list[Action]()
+def end_standbys(
+    context: ReconcileContext, given: Collection[str], ending: Collection[str]
+) -> list[DeletePod]:
+    """Those of one topology that it does not want, or whose capacity is needed. `given`, `ending`:
+    uids of those that get a slot, and that end for the plan."""
+    losses, actions = context.pass_inputs.losses, list[DeletePod]()
     usable = [s for s in usable_standbys(context) if s.uid not in ending]
-    kept = sorted(usable, key=lambda s: (not s.is_warm, s.name))[: wanted_standbys(context)]
+    kept = _kept(context, usable)
     pods = standby_pods(context)
     template = _served_template(context) if pods else ""
     for pod in pods:
@@ -158,10 +169,31 @@ def keep_standbys(
             actions.append(
                 DeletePod(pod.namespace, pod.name, pod.uid, pod.version, grace_s, why, is_needed)
             )
-    is_running = context.last_status.phase is TopologyPhase.RUNNING
-    if len(kept) < wanted_standbys(context) and is_running and capacity is not None and not actions:
-        actions += _creation(context, usable, capacity)
     return actions
+
+
+def _kept(context: ReconcileContext, usable: Sequence[Standby]) -> list[Standby]:
+    return sorted(usable, key=lambda s: (not s.is_warm, s.name))[: wanted_standbys(context)]
+
+
+def make_standbys(
+    contexts: Iterable[ReconcileContext], capacity: Capacity
+) -> dict[str, CreatePod]:
+    """One for each topology that has too few and ends none, by its uid. `capacity`: beside all pods;
+    each takes what is left by those before it."""
+    found: dict[str, CreatePod] = {}
+    for context in sorted(contexts, key=lambda c: c.view.key):
+        wanted = wanted_standbys(context)
+        if not wanted or context.last_status.phase is not TopologyPhase.RUNNING:
+            continue
+        usable = usable_standbys(context)
+        ended = sum(p.ended for p in standby_pods(context))  # see _ENDED_S
+        if len(_kept(context, usable)) + ended >= wanted or end_standbys(context, (), ()):
+            continue
+        create, capacity = _creation(context, usable, capacity)
+        if create is not None:
+            found[context.view.uid] = create
+    return found
 
 
 def _why_it_ends(context: ReconcileContext, pod: PodView, template: str) -> str:
@@ -176,12 +208,12 @@ def _why_it_ends(context: ReconcileContext, pod: PodView, template: str) -> str:
         return "the topology has been edited"
     if pod.template_digest != template:
         return "pods are made from another template"
-    if pod.ended:
-        return "it has ended"
     if pod.node in draining_nodes(context):
         return "its node is drained"
-    waits_s = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now)
-    if pod.node is None and waits_s > pass_inputs.timing.scheduling_timeout_s:
+    age_s = pass_inputs.snapshot.pod_age_s(pod, pass_inputs.now)
+    if pod.ended and age_s > _ENDED_S:
+        return "it has ended"
+    if pod.node is None and age_s > _UNSCHEDULED_S:
         return "no node takes it"
     return ""
 
@@ -205,13 +237,14 @@ def served_segment(context: ReconcileContext) -> Segment:
         slots[template] += segment.partitions * segment.replicas
         alone[template] += segment.partitions if segment.replicas == 1 else 0
     best = min(by_template, key=lambda t: (-alone[t], -slots[t], t))
-    return min(by_template[best], key=lambda s: (s.is_source and len(s.nodes) == 1, s.id))
+    return min(by_template[best], key=lambda s: (_only_reads(s), s.id))
 
 
 def _creation(
     context: ReconcileContext, usable: Sequence[Standby], capacity: Capacity
-) -> list[Action]:
-    """One at a time; none if no node has room, or the API server refused it a moment ago."""
+) -> tuple[CreatePod | None, Capacity]:
+    """One, and the capacity that it leaves; None if no node has room, or the API server refused it a
+    moment ago."""
     assert context.running is not None
     running, pass_inputs = context.running, context.pass_inputs
     used = {p.name for p in owned_pods(context)}
@@ -225,7 +258,7 @@ def _creation(
     )
     refused = pass_inputs.snapshot.uncreated_pods.get(ref)
     if refused is not None and pass_inputs.now < refused.retry_at:
-        return []
+        return None, capacity
     manifest = standby_pod(
         running.view,
         running.topology,
@@ -243,5 +276,5 @@ def _creation(
         placement = pack([wanted], capacity, PackingRule.SPREAD)
         if placement is not None:
             placed = on_node(manifest, placement.nodes[wanted.key])
-            return [CreatePod(context.view.namespace, placed, ref)]
-    return []
+            return CreatePod(context.view.namespace, placed, ref), placement.capacity
+    return None, capacity
