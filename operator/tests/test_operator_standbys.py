@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flights_example import flights_spec
+from flights_example import flights_spec, with_replicas
 from model_cluster import ModelCluster
 from model_objects import rfc3339
 
 from rekindle import names
 from rekindle_operator.cluster.containers import failing_since
 from rekindle_operator.cluster.model import PodView
-from rekindle_operator.reconcile.actions import CreatePod, DeletePod, GiveSlot
+from rekindle_operator.reconcile.actions import CreatePod, DeletePod, GiveSlot, OpenGate
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
@@ -190,24 +190,183 @@ def test_a_new_topology_takes_the_capacity_of_standbys() -> None:
     assert ended == [standby.name]
 
 
+def restart(cluster: ModelCluster, *tasks: PodView) -> None:
+    """Their containers have ended a second ago."""
+    for task in tasks:
+        ended = {"exitCode": 137, "finishedAt": rfc3339(cluster.now - 1)}
+        cluster.raw_pods[task.name]["status"] |= {
+            "startTime": rfc3339(cluster.now - 100),
+            "conditions": [
+                {"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(cluster.now)}
+            ],
+            "containerStatuses": [
+                {"name": "task", "ready": False, "state": {"terminated": ended}, "restartCount": 0}
+            ],
+        }
+        cluster.task_reports[task.name] = {"phase": "Restoring", "suspected": True}
+    cluster.pass_time(0.1)
+
+
+def task_of(cluster: ModelCluster, segment: str) -> PodView:
+    return next(p for p in cluster.tasks().values() if p.segment_name == segment)
+
+
+def pods_named(cluster: ModelCluster) -> list[str]:
+    """Of the actions that create, delete or give pods."""
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    return [a.name for a in actions if isinstance(a, (CreatePod, DeletePod, GiveSlot))]
+
+
 def test_a_container_that_restarts_gives_way_to_a_warm_standby() -> None:
     cluster = running()
     (standby,) = standbys(cluster)
-    task = next(p for p in cluster.tasks().values())
-    ended = {"exitCode": 137, "finishedAt": rfc3339(cluster.now - 1)}
-    cluster.raw_pods[task.name]["status"] |= {
-        "startTime": rfc3339(cluster.now - 100),
-        "conditions": [
-            {"type": "Ready", "status": "False", "lastTransitionTime": rfc3339(cluster.now)}
-        ],
-        "containerStatuses": [
-            {"name": "task", "ready": False, "state": {"terminated": ended}, "restartCount": 0}
-        ],
-    }
-    cluster.task_reports[task.name] = {"phase": "Restoring", "suspected": True}
-    cluster.pass_time(0.1)
+    task = task_of(cluster, "storms")
+    restart(cluster, task)
     (give,) = given_slots(cluster)
     assert (give.name, give.ref.slot) == (standby.name, task.slot and task.slot.key)
+    assert pods_named(cluster) == [standby.name], "the container goes on if the request fails"
+    cluster.settle()
+    assert [p.name for p in tasks_of(cluster, task.slot)] == [standby.name]
+
+
+def test_a_container_stays_if_the_standby_is_needed_by_what_waits() -> None:
+    cluster = running()
+    (standby,) = standbys(cluster)
+    for name in list(cluster.nodes):
+        cluster.add_node(name, sum(p.requests.cpu_m for p in cluster.pods_on(name)), LARGE[1])
+    spec = flights_spec()
+    for query in spec["queries"]:
+        query["priority"] = 1000
+    cluster.add_topology("second", spec)
+    for _ in range(4):
+        actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+        cluster.apply(a for a in actions if not isinstance(a, DeletePod))
+    restart(cluster, task_of(cluster, "storms"))
+    assert pods_named(cluster) == [standby.name], "it ends, and nothing else"
+    assert not given_slots(cluster)
+
+
+def test_two_containers_restart_and_one_of_them_gets_the_standby() -> None:
+    cluster = running()
+    (standby,) = standbys(cluster)
+    restart(cluster, task_of(cluster, "storms"), task_of(cluster, "routes"))
+    assert pods_named(cluster) == [standby.name]
+    assert len(given_slots(cluster)) == 1
+
+
+def test_a_log_that_somebody_may_have_to_read_stays_in_its_container() -> None:
+    cluster = running()
+    task, other = task_of(cluster, "storms"), task_of(cluster, "routes")
+    cluster.task_reports[other.name] = {"phase": "CatchingUp"}
+    restart(cluster, task)
+    assert not pods_named(cluster)
+
+
+def test_a_source_without_operators_restarts_as_fast_as_a_standby_takes_over() -> None:
+    cluster = running()
+    spec = flights_spec()
+    (storms,) = [o for o in spec["operators"] if o["name"] == "storms"]
+    (query,) = [q for q in spec["queries"] if q["from"] == "storms"]
+    window = storms["window"] | {"aggregate": "max(temp) AS heat"}
+    operators = [*spec["operators"], storms | {"name": "heat", "window": window}]
+    sink = {"files": {**query["sink"]["files"], "url": "file:///var/lib/rekindle/heat"}}
+    queries = [*spec["queries"], query | {"name": "heat", "from": "heat", "sink": sink}]
+    cluster.edit("flights", operators=operators, queries=queries)
+    for _ in range(4):
+        cluster.settle()
+        cluster.pass_time(2.0)
+    assert cluster.status()["standby"] == "1/1"
+    restart(cluster, task_of(cluster, "weather"))
+    assert not pods_named(cluster)
+    restart(cluster, task_of(cluster, "heat"))
+    assert not pods_named(cluster), "it reads what the source's log has"
+
+
+def test_a_pod_that_fails_again_soon_uses_up_no_standby() -> None:
+    cluster = running()
+    task = task_of(cluster, "storms")
+    annotations = cluster.raw_pods[task.name]["metadata"].setdefault("annotations", {})
+    annotations[names.ANNOTATION_LOST] = f"{cluster.now - 60:.3f}"
+    restart(cluster, task)
+    assert not pods_named(cluster)
+    annotations[names.ANNOTATION_LOST] = f"{cluster.now - 400:.3f}"
+    cluster.raw_pods[task.name]["metadata"]["resourceVersion"] = str(cluster.next_version())
+    assert given_slots(cluster)
+
+
+def end_at_once(cluster: ModelCluster, standby: PodView) -> None:
+    raw = cluster.raw_pods[standby.name]
+    raw["status"] = {"phase": "Failed", "reason": "SysctlForbidden", "message": "no"}
+    raw["metadata"]["resourceVersion"] = str(cluster.next_version())
+
+
+def test_a_standby_that_its_kubelet_refuses_is_not_made_again_at_once() -> None:
+    cluster = running()
+    created = set[str]()
+    for _ in range(60):
+        cluster.settle()
+        cluster.pass_time(10.0)
+        created |= {p.uid for p in standbys(cluster)}
+        for pod in standbys(cluster):
+            end_at_once(cluster, pod)
+    assert 2 <= len(created) <= 4, "in ten minutes"
+    assert cluster.status()["standby"] == "0/1"
+
+
+def test_standbys_that_are_made_at_once_have_room_side_by_side() -> None:
+    cluster = running(None)
+    cluster.add_topology("second", flights_spec())
+    cluster.settle()
+    cluster.pass_time(1.0)
+    cluster.settle()
+    for name in list(cluster.nodes):  # each has room for one
+        used = sum(p.requests.cpu_m for p in cluster.pods_on(name))
+        cluster.add_node(name, used + 1000, LARGE[1])
+    for topology in ("flights", "second"):
+        cluster.edit(topology, recovery={"standby": 1})
+    cluster.settle()
+    cluster.pass_time(1.0)
+    cluster.settle()
+    at = [p.node for t in ("flights", "second") for p in cluster.pods_of(t, names.ROLE_STANDBY)]
+    assert None not in at
+    assert len(set(at)) == 2, at
+
+
+def test_no_standby_is_made_where_a_quota_keeps_a_task_waiting() -> None:
+    cluster = running()
+    cluster.add_topology("second", flights_spec())
+    cluster.quota = len(cluster.raw_pods) + 2
+    made = set[str]()
+    for _ in range(40):
+        made |= {p.uid for p in standbys(cluster)}
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
+        cluster.kubelets_and_scheduler()
+        cluster.pass_time(1.0)
+    assert len(made) == 1, "it has ended for the other topology"
+    assert not standbys(cluster)
+
+
+def test_replicas_of_a_partition_do_not_meet_on_the_node_of_a_standby() -> None:
+    cluster = running()
+    cluster.edit("flights", **with_replicas(2))
+    for _ in range(6):
+        cluster.settle()
+        cluster.pass_time(2.0)
+    (standby,) = standbys(cluster)
+    assert standby.node is not None
+    cluster.turn_not_ready(standby.node)
+    for name in [n for n in cluster.nodes if n != standby.node]:
+        cluster.remove_node(name)
+    for _ in range(3):
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
+        cluster.pass_time(0.1)
+    cluster.turn_ready(standby.node)
+    actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+    (give,) = [a for a in actions if isinstance(a, GiveSlot)]
+    partition = give.ref.slot.rpartition("/")[0]
+    opened = {a.name for a in actions if isinstance(a, OpenGate)}
+    there = [p.slot.key for p in cluster.pods() if p.name in opened and p.slot is not None]
+    assert not [key for key in there if key.rpartition("/")[0] == partition], there
 
 
 def test_a_full_quota_ends_standbys_before_it_keeps_a_task_waiting() -> None:

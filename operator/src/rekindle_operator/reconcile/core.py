@@ -328,9 +328,10 @@ def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -
 def _standbys_to_make(
     needs: Iterable[TopologyNeeds], standbys: StandbyPlan, capacity: Capacity
 ) -> dict[str, CreatePod]:
-    """None while the plan opens gates, since a start takes a core, or ends standbys; and none in a
-    namespace where a quota keeps a task waiting."""
-    if standbys.plan.nodes or standbys.ending:
+    """None while the plan opens gates, since a start takes a core, ends standbys, or keeps what is
+    free for a query until more is; and none in a namespace where a quota keeps a task waiting."""
+    plan = standbys.plan
+    if plan.nodes or standbys.ending or (standbys.soon is not None and plan.waiting):
         return {}
     contexts = (n.plan_input.context for n in needs)
     may_have = [c for c in contexts if c.view.namespace not in standbys.full]
