@@ -172,7 +172,7 @@ def test_a_standby_killed_while_it_is_given_a_slot_has_it_afterwards(
     coordinator, (source, window) = tasks
     standby = StandbyProcess(source, window.segment.id)  # the source needs no JVM
     coordinator.tasks = [source]
-    standby.until_warm()
+    standby.until(lambda: standby.probe("startupz") == 503, 180)  # warm ones: the long test
     standby.give()
     standby.kill()  # before or after it has seen the slot
     standby.start()
