@@ -332,6 +332,29 @@ def test_standbys_that_are_made_at_once_have_room_side_by_side() -> None:
     assert len(set(at)) == 2, at
 
 
+def test_a_coordinator_that_finds_no_node_gets_the_room_of_a_standby() -> None:
+    cluster = running(2)
+    lost = cluster.coordinator()
+    for name in list(cluster.nodes):  # all full
+        here = [p for p in cluster.pods_on(name) if p.name != lost.name]
+        cluster.add_node(name, sum(p.requests.cpu_m for p in here), LARGE[1])
+    del cluster.raw_pods[lost.name]
+    ended = list[str]()
+    for _ in range(10):
+        actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+        ended += [a.name for a in actions if isinstance(a, DeletePod)]
+        cluster.apply(actions)
+        cluster.kubelets_and_scheduler()
+        if (coordinator := cluster.coordinator()).node is None:
+            no_room = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            raw = cluster.raw_pods[coordinator.name]
+            raw["status"] = {"phase": "Pending", "conditions": [no_room | {"message": "no room"}]}
+            raw["metadata"]["resourceVersion"] = str(cluster.next_version())
+        cluster.pass_time(0.5)
+    assert cluster.coordinator().node is not None
+    assert len(ended) == 1, ended
+
+
 def test_no_standby_is_made_where_a_quota_keeps_a_task_waiting() -> None:
     cluster = running()
     cluster.add_topology("second", flights_spec())

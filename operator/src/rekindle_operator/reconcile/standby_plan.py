@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rekindle.names import ROLE_COORDINATOR
 from rekindle_operator.cluster.model import IncarnationRef
 from rekindle_operator.reconcile.actions import GiveSlot
+from rekindle_operator.reconcile.capacity import capacity_left_by
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_operator.reconcile.planning import PlanInput, PodCandidate, missing_of, plan_all
 from rekindle_operator.reconcile.replacements import manifest_of
@@ -31,6 +33,7 @@ from rekindle_operator.recovery.standbys import (
     SlotToFill,
     Standby,
     in_the_way,
+    make_room,
     match,
     starts_as_much,
 )
@@ -93,14 +96,17 @@ def _in_place(plan_input: PlanInput, stay: Collection[tuple[str, str]]) -> PlanI
     )
 
 
-def _plan(
-    inputs: tuple[PlanInput, ...], capacity: Capacity, soon: Capacity | None
-) -> StandbyPlan:
+def _plan(inputs: tuple[PlanInput, ...], capacity: Capacity, soon: Capacity | None) -> StandbyPlan:
     full = frozenset(i.context.view.namespace for i in inputs if any(map(_is_over_quota, i.states)))
     standbys = [s for i in inputs for s in usable_standbys(i.context)]
     placed = [s for s in standbys if s.node in capacity.nodes]
+    if displaced := _for_coordinators(inputs, placed):
+        # The scheduler places those: their room is not in the plan, as if it were used already.
+        placed = [s for s in placed if s not in displaced]
+    gone = frozenset(s.uid for s in displaced)
     if not placed or not any(i.candidates for i in inputs):
-        return StandbyPlan(plan_all(inputs, capacity, soon), inputs, inputs, soon, full)
+        plan = plan_all(inputs, capacity, soon)
+        return StandbyPlan(plan, inputs, inputs, soon, full, ending=gone)
     ideal = plan_all(inputs, without_pods(placed, capacity))
     given = match(_to_fill(inputs, ideal), placed, capacity)
     chosen = _Chosen(inputs, {}, tuple(placed), ideal)
@@ -132,8 +138,26 @@ def _plan(
             for key, c in i.candidates.items()
             if c.to_place.key in chosen.given
         },
-        frozenset(s.uid for s in ended),
+        gone | {s.uid for s in ended},
     )
+
+
+def _for_coordinators(inputs: Sequence[PlanInput], standbys: Sequence[Standby]) -> list[Standby]:
+    """Those in the way of coordinators for which the scheduler finds no node."""
+    if not standbys:
+        return []
+    pass_inputs = inputs[0].context.pass_inputs
+    snapshot = pass_inputs.snapshot
+    waiting = [
+        PodToPlace.of_pod(p)
+        for p in snapshot.pods
+        if p.role == ROLE_COORDINATOR and p.node is None and p.placement_failure
+        if not p.terminating
+    ]
+    if not waiting:
+        return []
+    nodes = capacity_left_by(pass_inputs, (p for p in snapshot.pods if not p.terminating))
+    return make_room(waiting, standbys, nodes)
 
 
 def _with(plan_input: PlanInput, given: Mapping[str, Standby]) -> list[PodCandidate]:

@@ -176,9 +176,7 @@ def _kept(context: ReconcileContext, usable: Sequence[Standby]) -> list[Standby]
     return sorted(usable, key=lambda s: (not s.is_warm, s.name))[: wanted_standbys(context)]
 
 
-def make_standbys(
-    contexts: Iterable[ReconcileContext], capacity: Capacity
-) -> dict[str, CreatePod]:
+def make_standbys(contexts: Iterable[ReconcileContext], capacity: Capacity) -> dict[str, CreatePod]:
     """One for each topology that has too few and ends none, by its uid. `capacity`: beside all pods;
     each takes what is left by those before it."""
     found: dict[str, CreatePod] = {}

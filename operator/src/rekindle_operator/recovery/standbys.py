@@ -9,11 +9,11 @@ Design: docs/design/recovery.md#standbys.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rekindle_operator.cluster.amounts import ResourceAmounts, total
-from rekindle_operator.recovery.misfits import PodToPlace
+from rekindle_operator.recovery.misfits import NodeCapacity, PodToPlace
 from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.recovery.preemption import PodOnNode
@@ -90,6 +90,33 @@ def in_the_way(
             if share is not None:
                 share_left[standby.namespace] = share + standby.requests
     return ended or list(standbys)
+
+
+def make_room(
+    pods: Iterable[PodToPlace], standbys: Sequence[Standby], nodes: Mapping[str, NodeCapacity]
+) -> list[Standby]:
+    """Those that have to end so that each of the pods fits on a node, as few as suffice there."""
+    left, ended = dict(nodes), list[Standby]()
+    for pod in pods:
+        for name, here in sorted(
+            _ways_to_make_room(standbys, ended, left), key=lambda w: len(w[1])
+        ):
+            free = left[name].free + total(s.requests for s in here)
+            if (node := replace(left[name], free=free)).fits(pod):
+                left[name] = replace(node, free=free - pod.requests)
+                ended += here
+                break
+    return ended
+
+
+def _ways_to_make_room(
+    standbys: Sequence[Standby], ended: Sequence[Standby], nodes: Mapping[str, NodeCapacity]
+) -> Iterator[tuple[str, list[Standby]]]:
+    """By node, none of its standbys, the first one, and so on; those that are not warm first."""
+    order = sorted(standbys, key=lambda s: (s.is_warm, s.name))
+    for name in sorted(nodes):
+        here = [s for s in order if s.node == name and s not in ended]
+        yield from ((name, here[:count]) for count in range(len(here) + 1))
 
 
 def _by_namespace(pods: Iterable[PodToPlace]) -> dict[str, ResourceAmounts]:
