@@ -173,6 +173,7 @@ def test_a_standby_killed_while_it_is_given_a_slot_has_it_afterwards(
     standby = StandbyProcess(source, window.segment.id)  # the source needs no JVM
     coordinator.tasks = [source]
     standby.until(lambda: standby.probe("startupz") == 503, 180)  # warm ones: the long test
+    assert standby.probe("metrics") == 200, "else its scrapes fail"
     standby.give()
     standby.kill()  # before or after it has seen the slot
     standby.start()

@@ -177,8 +177,8 @@ def _kept(context: ReconcileContext, usable: Sequence[Standby]) -> list[Standby]
 
 
 def make_standbys(contexts: Iterable[ReconcileContext], capacity: Capacity) -> dict[str, CreatePod]:
-    """One for each topology that has too few and ends none, by its uid. `capacity`: beside all pods;
-    each takes what is left by those before it."""
+    """One for each topology that has too few and ends none, by its uid. `capacity`: beside all
+    pods; each takes what is left by those before it."""
     found: dict[str, CreatePod] = {}
     for context in sorted(contexts, key=lambda c: c.view.key):
         wanted = wanted_standbys(context)
@@ -241,8 +241,8 @@ def served_segment(context: ReconcileContext) -> Segment:
 def _creation(
     context: ReconcileContext, usable: Sequence[Standby], capacity: Capacity
 ) -> tuple[CreatePod | None, Capacity]:
-    """One, and the capacity that it leaves; None if no node has room, or the API server refused it a
-    moment ago."""
+    """One, and the capacity that it leaves; None if no node has room, or the API server refused it
+    a moment ago."""
     assert context.running is not None
     running, pass_inputs = context.running, context.pass_inputs
     used = {p.name for p in owned_pods(context)}

@@ -76,6 +76,10 @@ def _read_slot(path: Path) -> dict[str, str] | None:
         ) from error
 
 
+async def _no_metrics(_: web.Request) -> web.Response:
+    return web.Response(text="")
+
+
 class _Standby:
     """Starts Spark in a thread; serves the probes, which report when it is warm."""
 
@@ -108,6 +112,7 @@ class _Standby:
                 web.get("/startupz", probe(lambda: not self._thread.is_alive())),
                 web.get("/livez", probe(lambda: True)),
                 web.get("/readyz", probe(lambda: False)),  # it serves nobody
+                web.get("/metrics", _no_metrics),  # its annotations have it scraped
             ]
         )
         return application
