@@ -154,3 +154,13 @@ def test_one_that_is_not_warm_goes_first() -> None:
     room = beside([cold, warm], a=2)
     with_them, without = _plans([(1, [1])], [cold, warm], room)
     assert in_the_way(with_them, without, {"p1-0": pod("p1-0", 1)}, [warm, cold], room) == [cold]
+
+
+def test_if_no_single_one_is_the_reason_those_on_other_nodes_stay() -> None:
+    here, there = standby("here", "a", 1), standby("there", "b", 1)
+    room = beside([here, there], a=9, b=1)
+    with_them, without = _plans([(1, [2])], [here, there], room)
+    pods = {"p2-0": pod("p2-0", 2)}
+    missed = replace(with_them, nodes={})
+    assert without.nodes == {"p2-0": "a"}
+    assert in_the_way(missed, without, pods, [here, there], room) == [here]

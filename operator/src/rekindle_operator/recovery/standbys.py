@@ -66,8 +66,9 @@ def in_the_way(
     capacity: Capacity,
 ) -> list[Standby]:
     """Those that have to end for the plan `without` any of them: on its nodes, and in namespaces
-    that have a limited share. None if `plan`, beside them all, places as much; all if it does not,
-    and no single one is the reason. `pods`: by their keys; `capacity`: beside them all."""
+    that have a limited share. None if `plan`, beside them all, places as much; if it does not, and
+    no single one is the reason, all on the nodes of `without`. `pods`: by their keys; `capacity`:
+    beside them all."""
     if set(plan.nodes) >= set(without.nodes) and _waiting(plan) <= _waiting(without):
         return []
     wanted: dict[str, list[PodToPlace]] = {}
@@ -89,7 +90,7 @@ def in_the_way(
             ended.append(standby)
             if share is not None:
                 share_left[standby.namespace] = share + standby.requests
-    return ended or list(standbys)
+    return ended or [s for s in standbys if s.node in wanted] or list(standbys)
 
 
 def make_room(
