@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What mypy knows of unchanged files is the same in every clone.
 export MYPY_CACHE_DIR := $(or $(REKINDLE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rekindle)/mypy
 
-.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-planner bench-recovery bench-recovery-real bench-dpc bench-flux nexmark images reference clean lock
+.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-planner bench-recovery bench-recovery-real bench-dpc bench-flux bench-kafka nexmark images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -62,8 +62,8 @@ e2e: tools        ## on real kubelets and containerd, as root: not part of `make
 smoke: tools      ## what CI runs too: the images, and one loss on real kubelets; says why where this machine cannot
 	$(PY) -m pytest -m smoke
 
-cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5
-	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES))
+cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5 KAFKA=1
+	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES)) $(if $(KAFKA),--kafka)
 
 demo: tools       ## the main job on the embedded cluster, end to end
 	$(PY) -m rekindle_testing.demo
@@ -86,6 +86,11 @@ bench: tools      ## the benchmarks, with tables under build/bench
 
 bench-planner: setup ## what the planner finds and proves, with a table under build/bench: ARGS="--only heavy --solver-seconds 60"
 	$(PY) benchmarks/planner.py $(ARGS)
+
+bench-kafka: tools ## Kafka under kill -9, latency from topic to topic, a long replay: RUNS=20 SECONDS=60 COUNT=20000000 PARTITIONS=100
+	$(PY) benchmarks/kafka_faults.py --runs $(or $(RUNS),20)
+	$(PY) benchmarks/kafka_latency.py --seconds $(or $(SECONDS),60)
+	$(PY) benchmarks/kafka_replay.py --count $(or $(COUNT),20000000) --partitions $(or $(PARTITIONS),100)
 
 bench-recovery: setup ## the experiments of progressive recovery in simulated time, with tables and pictures under build/bench
 	cd benchmarks && ../$(PY) -m progressive $(ARGS)

@@ -109,3 +109,9 @@ def test_half_of_the_seeds_have_a_join_of_as_many_tasks() -> None:
         for r in resources
     }
     assert tasks == {4}
+
+
+def test_half_of_the_seeds_have_a_replay_target() -> None:
+    resources = [topologies.topology_resources(10, seed)[topologies.METERS] for seed in range(40)]
+    found = ["replayTarget" in resource["spec"]["checkpoint"] for resource in resources]
+    assert 10 < sum(found) < 30

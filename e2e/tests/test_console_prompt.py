@@ -58,3 +58,15 @@ def test_hints_name_running_nodes() -> None:
     assert "file:///var/lib/rekindle," in text
     assert "\n  export KUBECONFIG=/c/kubeconfig PATH=/c/bin:$PATH\n" in text
     assert "rekindle-cluster kill node-1 node-2 " in text
+    assert "Kafka" not in text
+
+
+def test_hints_say_where_kafka_listens() -> None:
+    def text(servers: str) -> str:
+        return hints(Path("/k"), Path("/b"), Path("/s"), ["node-1"], servers)
+
+    assert "Kafka listens at 127.0.0.1:9092." in text("127.0.0.1:9092")
+    assert "kubectl apply -f examples/clicks/topology.yaml\n" in text("127.0.0.1:9092")
+    elsewhere = text("127.0.0.1:20001")
+    assert "sed s/127.0.0.1:9092/127.0.0.1:20001/ examples/clicks/topology.yaml | " in elsewhere
+    assert "clicks.py --servers 127.0.0.1:20001 produce" in elsewhere

@@ -204,6 +204,16 @@ def test_what_runs_is_not_refused_by_a_newer_release() -> None:
     assert isinstance(accepted, compiled_specs.Compiled)
 
 
+def test_the_record_of_a_release_with_checkpoint_modes_still_compiles() -> None:
+    spec, now = flights_spec(), compiled_specs.compile_spec("flights", flights_spec())
+    for operator in spec["operators"]:
+        operator["checkpoint"] = {"mode": "Global"}
+    then = compiled_specs.compile_spec("flights", spec)
+    assert isinstance(then, compiled_specs.Compiled)
+    assert isinstance(now, compiled_specs.Compiled)
+    assert then.topology.segments == now.topology.segments, "the same state is restored"
+
+
 def test_the_record_of_a_release_with_burst_fields_still_compiles() -> None:
     spec = flights_spec()
     spec["recovery"] = {"mode": "Blocking", "burstThreshold": 2, "burstWindow": "10s"}

@@ -78,6 +78,8 @@ class World:
             slot, self.incarnations[slot], self.entries, self.interval_epochs
         )
         self.tasks[slot].can_lend = self.lends
+        replicas = {s.id: s.replicas for s in self.generation.topology.segments}
+        self.tasks[slot].reports_log = replicas.get(slot.segment) == 1
         self.list_pods()
         return self.tasks[slot]
 

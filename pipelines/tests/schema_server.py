@@ -11,24 +11,46 @@ from typing import Any, Self
 
 class SchemaServer:
     """`schemas`: by number, the answer. `subjects`: by `subject/version`. `user`: `name:password`
-    that it asks for."""
+    that it asks for. `refuses`: the status of an attempt to register a schema."""
 
     def __init__(
         self,
         schemas: dict[int, dict[str, Any]],
         subjects: dict[str, dict[str, Any]] | None = None,
         user: str | None = None,
+        refuses: int | None = None,
     ) -> None:
         self.schemas = schemas
+        self.registered: dict[tuple[str, str], int] = {}  # by subject and schema
         self.requests: list[str] = []
         server = self
 
         class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+            def is_allowed(self) -> bool:
                 server.requests.append(self.path)
                 wanted = None if user is None else base64.b64encode(user.encode()).decode()
                 if wanted is not None and self.headers["Authorization"] != f"Basic {wanted}":
                     self.send_error(401)
+                    return False
+                return True
+
+            def do_POST(self) -> None:
+                if not self.is_allowed():
+                    return
+                schema = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["schema"]
+                _, _, subject, *is_new = self.path.split("/")
+                key = subject, schema
+                if is_new and refuses is not None:
+                    self.send_error(refuses)
+                    return
+                if is_new and key not in server.registered:
+                    number = 1 + max(server.schemas, default=0)
+                    server.schemas[number] = {"schema": schema}
+                    server.registered[key] = number
+                self.answer({"id": server.registered[key]} if key in server.registered else None)
+
+            def do_GET(self) -> None:
+                if not self.is_allowed():
                     return
                 found: Any = ["AVRO"] if self.path == "/schemas/types" else None
                 if self.path.startswith("/schemas/ids/"):
@@ -36,6 +58,9 @@ class SchemaServer:
                 elif self.path.startswith("/subjects/"):
                     _, _, subject, _, version = self.path.split("/")
                     found = (subjects or {}).get(f"{subject}/{version}")
+                self.answer(found)
+
+            def answer(self, found: Any) -> None:
                 if found is None:
                     self.send_error(404)
                     return

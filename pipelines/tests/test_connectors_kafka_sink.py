@@ -17,6 +17,7 @@ from confluent_kafka import admin
 from kafka_parts import Topic, new_topic
 from kafka_sink_parts import (
     SCHEMA,
+    START,
     committed,
     epoch_batch,
     expected,
@@ -25,12 +26,17 @@ from kafka_sink_parts import (
     spec_of_sink,
     write,
 )
+from schema_server import SchemaServer
 
+from rekindle.connectors.avro_values import AvroValues
 from rekindle.connectors.kafka_markers import markers_topic
 from rekindle.connectors.kafka_sink import KafkaSink, open_sink
+from rekindle.connectors.record_values import ValueDecoder
+from rekindle.connectors.schema_registry import SchemaRegistry
 from rekindle.connectors.sink import SinkContext
 from rekindle.errors import SinkRefused
 from rekindle.streams.epochs import EpochBatch
+from rekindle.topology.kinds.kafka_security import SchemaRegistrySpec
 from rekindle_testing.embedded.kafka import KafkaBroker
 from rekindle_testing.waiting import eventually
 
@@ -68,6 +74,40 @@ def last_epoch(sink: KafkaSink) -> int:
 
     eventually(read, 30)
     return found[-1]
+
+
+class TestFormats:
+    """Of which `test_connectors_value_writers.py` tests the values."""
+
+    def test_avro_has_the_number_of_its_schema(self, topic: Topic, tmp_path: Path) -> None:
+        with SchemaServer({}) as server:
+            registry_spec = {"url": server.url}
+            with sinks(topic, tmp_path, format="avro", schemaRegistry=registry_spec) as sink:
+                write(sink, 1, 2)
+            values = [message.value() for message in committed(topic)]
+            registry = SchemaRegistry(SchemaRegistrySpec(url=server.url))
+            decoder = ValueDecoder(AvroValues(SCHEMA, None, registry), SCHEMA)
+            decoded = decoder.decode(values)
+        assert decoded.bad == {}
+        assert sorted(decoded.rows.column("id").to_pylist()) == expected(1, 2)
+
+    def test_a_registry_that_is_away_delays_the_group(self, topic: Topic, tmp_path: Path) -> None:
+        away = {"url": "http://127.0.0.1:1"}
+        with sinks(topic, tmp_path, format="avro", schemaRegistry=away) as sink:
+            for _ in range(2):
+                with pytest.raises(SinkRefused, match="epoch 1: schema registry http"):
+                    sink.write(epoch_batch(1))
+        assert committed(topic) == []
+        with sinks(topic, tmp_path) as sink:
+            write(sink, 1)
+        assert ids(topic) == expected(1)
+
+    def test_null_in_a_raw_column_is_a_tombstone(self, topic: Topic, tmp_path: Path) -> None:
+        with sinks(topic, tmp_path, format="raw", valueColumn="name", key=["id"]) as sink:
+            rows = pa.table([[1, 2], ["a", None], [START] * 2], schema=SCHEMA)
+            sink.write(EpochBatch("s", 0, 1, 0, rows, ""))
+            sink.commit(1)
+        assert {m.key(): m.value() for m in committed(topic)} == {b"1": b"a", b"2": None}
 
 
 class TestRecords:
@@ -246,7 +286,7 @@ class TestExactlyOnce:
         self, topic: Topic, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The brokers end it; the next one may take longer."""
-        monkeypatch.setattr("rekindle.connectors.kafka_sink.TRANSACTION_S", 1.0)
+        monkeypatch.setattr("rekindle.connectors.kafka_transactions.TRANSACTION_S", 1.0)
 
         def write_slowly(sink: KafkaSink) -> None:
             for epoch in (0, 1, 2):
@@ -257,7 +297,8 @@ class TestExactlyOnce:
         with sinks(topic, tmp_path, commitInterval=3_000_000) as sink:
             with pytest.raises(SinkRefused, match=r"longer than 1 s.*commitInterval"):
                 write_slowly(sink)
-            monkeypatch.setattr("rekindle.connectors.kafka_sink.LONGEST_TRANSACTION_S", 60.0)
+            longest = "rekindle.connectors.kafka_transactions.LONGEST_TRANSACTION_S"
+            monkeypatch.setattr(longest, 60.0)
 
             def written() -> bool:
                 with contextlib.suppress(SinkRefused):

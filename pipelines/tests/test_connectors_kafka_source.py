@@ -256,7 +256,7 @@ class TestBadRecords:
         reach = source.ends(None)
         found = source.read(reach.start, reach.end)
         assert (found.table.num_rows, found.dropped) == (1, 1)
-        letter = json.loads(found.dead_letters)
+        letter = json.loads(found.dead_letters[0].line())
         assert "id" in letter.pop("error")
         assert letter == {
             "topic": topic.name,

@@ -120,6 +120,54 @@ def test_a_waiting_partition_pins_its_ancestors() -> None:
     assert world.tasks[Slot("right", 0, 0)].restored_from == 7, "`both` will need epoch 8"
 
 
+def waiting(epochs: int) -> World:
+    """`both` waits for so many epochs."""
+    world = started(9)
+    world.kill(BOTH)
+    world.run_epochs(epochs)
+    return world
+
+
+RIGHT = Slot("right", 0, 0)
+
+
+@pytest.mark.parametrize("epochs", [9, 60])
+def test_a_restarted_task_replays_no_wait_of_a_reader_that_its_log_has(epochs: int) -> None:
+    world = waiting(epochs)
+    newest = world.store[-1].entries["right/0"][0].epoch
+    task = world.tasks[RIGHT]
+    reached = task.state_epoch
+    task.reboot()
+    world.poll_rounds(3)
+    assert task.restored_from == newest
+    assert reached - newest <= 2 * world.interval_epochs, "a normal restore"
+    world.run_epochs(9)
+    assert not world.undeliverable_epochs()
+    both = world.start_task(BOTH)
+    world.run_epochs(epochs + 20)
+    assert (task.phase, both.phase) == ("Live", "Live")
+    assert sorted(both.logged) == list(range(8, both.log_last + 1))
+    assert all(len(refs) == 1 for refs in world.store[-1].entries.values())
+
+
+def test_a_task_whose_log_is_doubted_replays_the_wait_of_a_reader() -> None:
+    world = waiting(40)
+    task = world.tasks[RIGHT]
+    task.reports_log = False
+    task.reboot()
+    world.poll_rounds(3)
+    assert task.restored_from == 7
+
+
+def test_a_log_that_lacks_what_a_reader_needs_is_not_enough() -> None:
+    world = waiting(40)
+    task = world.tasks[RIGHT]
+    task.log_base = 9  # epoch 8 is gone
+    task.reboot()
+    world.poll_rounds(3)
+    assert task.restored_from == 7
+
+
 def test_a_partition_that_catches_up_unpins_entries() -> None:
     world = started(9)
     world.kill(BOTH)

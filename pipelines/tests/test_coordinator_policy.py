@@ -17,10 +17,12 @@ from rekindle.coordinator.checkpoints.policy import (
     Replay,
     next_checkpoint,
     replay_target_s,
+    with_consumers,
 )
+from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.report import CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
-from rekindle.topology.model import Slot
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_topology
 
 
@@ -73,6 +75,22 @@ def test_a_checkpoint_is_due_at_a_checkpoint_epoch(
     assert due > oldest
     if wanted or replays[0].target_s is None:
         assert due - oldest <= interval, "each checkpoint epoch is used"
+
+
+def test_a_checkpoint_is_due_until_the_consumers_have_it() -> None:
+    graph = build_graph(make_topology(PARTS))
+    targets = {"rows": 10.0, "sums": 100.0}
+    replays = {p: Replay(15, EPOCH_S, targets[p.segment]) for p in graph.partitions}
+    for partition in graph.partitions:  # each saves it, sources first
+        assert next_checkpoint(with_consumers(replays, graph).values(), 4) == 35
+        replays[partition] = replace(replays[partition], entry=35)
+    assert next_checkpoint(with_consumers(replays, graph).values(), 4) == 55
+
+
+def test_a_consumer_that_does_not_run_makes_nothing_due() -> None:
+    graph = build_graph(make_topology(PARTS))
+    rows = {p: Replay(35, EPOCH_S, 10.0) for p in graph.partitions if p.segment == "rows"}
+    assert with_consumers(rows, graph) == rows
 
 
 def test_nothing_is_due_while_no_partition_runs() -> None:
@@ -149,6 +167,22 @@ def test_all_partitions_save_at_the_same_epochs() -> None:
     run(world, 40)
     for manifest in world.store[-3:]:
         assert {ref.epoch for refs in manifest.entries.values() for ref in refs} == {manifest.epoch}
+
+
+def test_a_partition_that_saves_first_waits_for_the_others() -> None:
+    world = started("14s")  # 28 epochs, more than a partition that is behind is waited for
+    run(world, 40)
+    committed, slow = world.store[-1].epoch, world.tasks[SUMS]
+    slow.store_fails = True
+    first = Partition("rows", 0)
+    while world.coordinator.committer.newest_entry(first) == committed:
+        assert run(world, 1) == []
+    assert run(world, 2) == []
+    slow.store_fails = False
+    run(world, 8)
+    newest = world.store[-1]
+    assert newest.epoch > committed
+    assert {ref.epoch for refs in newest.entries.values() for ref in refs} == {newest.epoch}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,7 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.checkpoints.manifest import Manifest
-from rekindle.coordinator.checkpoints.retention import Progress, floors, keep_entries
+from rekindle.coordinator.checkpoints.retention import (
+    Progress,
+    floors,
+    keep_entries,
+    restore_entry,
+)
 from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import build_graph
 from rekindle.protocol import EntryRef
@@ -166,6 +171,7 @@ def test_a_log_of_an_earlier_boot_does_not_move_the_position() -> None:
     mid, end = Slot("mid", 0, 0), Slot("end", 0, 0)
     world.kill(end)
     world.run_epochs(9)  # `end` is at 7, and pins it
+    world.tasks[mid].reports_log = False  # it is doubted
     world.tasks[mid].reboot()
     world.start_task(end)
     world.poll_rounds(2)
@@ -286,3 +292,19 @@ def test_a_new_coordinator_does_not_restart_a_task_that_waits_for_an_input() -> 
     world.start_coordinator()
     world.run_while_stuck(behind, GAP_S + 10)
     assert world.tasks[behind].boot == 0
+
+
+@given(
+    st.sets(st.integers(-1, 60), min_size=1, max_size=5),
+    st.none() | st.tuples(st.integers(0, 60), st.integers(0, 60)),
+)
+def test_a_restored_task_has_all_that_its_readers_may_need(
+    epochs: set[int], held_log: tuple[int, int] | None
+) -> None:
+    refs = tuple(EntryRef(e, f"{e}", "") for e in sorted(epochs, reverse=True))
+    entry = restore_entry(refs, held_log)
+    needed = set(range(refs[-1].epoch + 1, 70))
+    in_log = set() if held_log is None else set(range(held_log[0], held_log[1] + 1))
+    assert needed - in_log <= set(range(entry.epoch + 1, 70)), "the others are computed again"
+    newer = [ref for ref in refs if ref.epoch > entry.epoch]
+    assert all(needed - in_log - set(range(ref.epoch + 1, 70)) for ref in newer)

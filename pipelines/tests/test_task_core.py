@@ -382,3 +382,10 @@ def test_only_the_saver_saves_checkpoints(saver: bool) -> None:
     for _ in range(9):
         task.take()
     assert [done.epoch for done in task.response().checkpoints] == ([3, 7] if saver else [])
+
+
+def test_a_task_reports_the_log_that_it_has_until_it_starts() -> None:
+    core = TaskCore(TaskSettings(REF, "boot", 4, 1_000_000, held_log=(3, 9)))
+    assert core.response().held_log == (3, 9)
+    core.status.start_from(RestorePoint(epoch=7, log_from=3))
+    assert core.response().held_log is None

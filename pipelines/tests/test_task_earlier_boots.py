@@ -8,9 +8,11 @@ import pytest
 from task_world import SINK, World
 
 from rekindle.engine.model import State
-from rekindle.errors import DifferentResults, NotDeterministic
+from rekindle.errors import DifferentResults, LogCorrupt, NotDeterministic
+from rekindle.protocol import RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.task.discard import discard_log_if_marked, mark_comparison, mark_for_discard
+from rekindle.task.earlier_boots import held_log, require_held
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -79,6 +81,49 @@ def test_a_contradiction_is_reported_until_a_commit(home: Path) -> None:
 def test_a_task_without_partners_serves_its_log_at_once(home: Path) -> None:
     Boot(home, replicas=1).run()
     assert Boot(home, replicas=1).world.log.last == 11
+
+
+def test_a_log_is_reported_that_a_task_without_partners_will_serve(home: Path) -> None:
+    assert held_log(home, has_no_partners=True) is None
+    Boot(home, replicas=1).run()
+    assert held_log(home, has_no_partners=True) == (0, 11)
+    assert held_log(home, has_no_partners=False) is None
+    mark_comparison(home)
+    assert held_log(home, has_no_partners=True) is None
+
+
+def test_a_log_that_is_discarded_is_not_reported(home: Path) -> None:
+    Boot(home, replicas=1).run()
+    mark_for_discard(home)
+    assert held_log(home, has_no_partners=True) is None
+
+
+def test_a_disputed_log_is_not_reported(home: Path) -> None:
+    run_boot_with_wrong_result(home, replicas=1)
+    with pytest.raises(DifferentResults):
+        Boot(home, replicas=1).run()
+    assert held_log(home, has_no_partners=True) is None
+
+
+def test_a_torn_end_is_not_reported_and_not_touched(home: Path) -> None:
+    Boot(home, replicas=1).run()
+    (path,) = home.glob("*.log")
+    path.write_bytes(path.read_bytes()[:-100])
+    before = path.read_bytes()
+    assert held_log(home, has_no_partners=True) == (0, 10)
+    assert path.read_bytes() == before
+
+
+def test_a_log_that_lacks_what_is_left_to_it_is_refused(home: Path) -> None:
+    Boot(home, replicas=1).run()
+    log = Boot(home, replicas=1).world.log
+    require_held(log, RestorePoint(epoch=7))
+    require_held(log, RestorePoint(epoch=11, log_from=0))
+    with pytest.raises(LogCorrupt, match="0 to 12 are needed"):
+        require_held(log, RestorePoint(epoch=12, log_from=0))
+    log.start_at(20)
+    with pytest.raises(LogCorrupt, match="has epochs 20 to 19; 8 to 11"):
+        require_held(log, RestorePoint(epoch=11, log_from=8))
 
 
 def test_a_wrong_log_is_replaced_once_two_computations_agree(home: Path) -> None:

@@ -1,6 +1,6 @@
 """Real task processes that read a topic: two replicas race for the cuts of each epoch, are killed
-with and without their disks, and lose the broker. The files hold each record once, and are those of
-the reference execution over the same cuts.
+with and without their disks, and lose the broker. The files hold each record once, the topic of
+dead letters each bad one, and the files are those of the reference execution over the same cuts.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from kafka_parts import Topic, new_topic
+from kafka_sink_parts import committed as committed_messages
 
 from rekindle.connectors.compare import compare_sinks, read_sink
 from rekindle.reference import run_reference
@@ -25,7 +26,13 @@ PARTITIONS = 3
 AT = "2026-01-01T00:{:02d}:{:02d}Z"
 
 
-def make_spec(directory: Path, topic: Topic, replicas: int = 2) -> dict[str, Any]:
+def make_spec(
+    directory: Path, topic: Topic, replicas: int = 2, dead: Topic | None = None
+) -> dict[str, Any]:
+    """`dead`: what has the bad records; None: they are dropped."""
+    bad = {"onBadRecord": "Drop"}
+    if dead is not None:
+        bad = {"onBadRecord": "DeadLetter", "deadLetterTopic": dead.name}
     return {
         "epochInterval": "200ms",
         "checkpoint": {"interval": "2s", "store": f"file://{directory}/store", "volume": "v"},
@@ -41,6 +48,7 @@ def make_spec(directory: Path, topic: Topic, replicas: int = 2) -> dict[str, Any
                     "format": "json",
                     "offsetColumn": "o",
                     "maxRowsPerEpoch": 300,
+                    **bad,
                 },
             }
         ],
@@ -61,6 +69,7 @@ class Clicks:
         self._topic = topic
         self._stop = threading.Event()
         self.sent = 0
+        self.bad: list[bytes] = []
 
     def _send(self) -> None:
         producer = self._topic.producer(**{"enable.idempotence": True})
@@ -70,6 +79,9 @@ class Clicks:
                 value = b'{"id":%d,"at":"%s"}' % (i, AT.format(i // 60 % 60, i % 60).encode())
                 producer.produce(self._topic.name, value, partition=i % PARTITIONS)
                 self.sent += 1
+                if i % 500 == 0:
+                    self.bad.append(b'{"id":"bad-%d"}' % i)
+                    producer.produce(self._topic.name, self.bad[-1], partition=i % PARTITIONS)
         assert producer.flush(60) == 0
 
     @contextmanager
@@ -145,8 +157,8 @@ def test_windows_are_those_of_the_reference(tmp_path: Path, cds_archive: Path) -
 @pytest.mark.timeout(600)
 def test_each_record_is_written_once_whatever_is_killed(tmp_path: Path) -> None:
     with KafkaBroker(tmp_path / "kafka") as broker:
-        topic = new_topic(broker, PARTITIONS)
-        spec, clicks = make_spec(tmp_path, topic), Clicks(topic)
+        topic, dead = new_topic(broker, PARTITIONS), new_topic(broker, 2)
+        spec, clicks = make_spec(tmp_path, topic, dead=dead), Clicks(topic)
         output = Output(tmp_path / "out")
         with task_processes(tmp_path, spec) as tasks:
             tasks.poll_until(tasks.all_live, 120)
@@ -175,6 +187,8 @@ def test_each_record_is_written_once_whatever_is_killed(tmp_path: Path) -> None:
             tasks.poll_until(lambda: output.rows() >= clicks.sent, 120)
             committed = tasks.committed_epoch()
             tasks.poll_until(lambda: tasks.committed_epoch() > committed + 10, 60)
+        letters = sorted(message.value() or b"" for message in committed_messages(dead))
+        assert letters == sorted(clicks.bad)
         rows = read_sink(f"file://{tmp_path}/out", "json")
         assert sorted(rows.column("id").to_pylist()) == list(range(clicks.sent))
         result = run_reference(

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from rekindle.connectors.cut_records import CutRecord, Position, encode_cut_record
-from rekindle.connectors.dead_letters import DeadLetters
+from rekindle.connectors.dead_letters import DeadLetter, DeadLetterFiles
 from rekindle.connectors.live_source import Reach, SourceRows
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
 from rekindle.engine.bounds import CallBounds
@@ -74,7 +74,7 @@ class Source:
         self.away = False
         self.most = 10**9  # rows of an epoch
         self.dropped = 0  # records of each range
-        self.letters = b""  # of each range with rows
+        self.letters: list[DeadLetter] = []  # of each range with rows
         self.identity = "topic"
         self.closed = False
 
@@ -87,7 +87,7 @@ class Source:
         self._require()
         numbers = pa.array(range(start["0"], end["0"]), pa.int64())
         newest = {"0": end["0"] - 1} if len(numbers) else {}
-        letters = self.letters if newest else b""
+        letters = self.letters if newest else []
         table = pa.table([numbers], schema=self.schema)
         return SourceRows(end, table, newest, self.dropped, "", letters)
 
@@ -334,8 +334,9 @@ def test_bad_records_are_kept_before_the_rows_are_released(
     letters = tmp_path / "letters"
     letters.write_text("a file in its place")
     records, source = Records(), Source()
-    source.letters, source.end = b"bad\n", 3
-    kept = [DeadLetters(f"file://{letters}", "clicks", "op", 0, "uid") for _ in range(2)]
+    letter = DeadLetter("t", 0, 1, None, None, b"v", "bad")
+    source.letters, source.end = [letter], 3
+    kept = [DeadLetterFiles(f"file://{letters}", "clicks", "op", 0, "uid") for _ in range(2)]
     inputs = open_inputs(source, records, dead_letters=kept[0])
     eventually(lambda: "deadLetters" in (inputs.problem() or ""), WITHIN_S)
     assert inputs.take(CallBounds(), 0.05) == []
@@ -345,7 +346,7 @@ def test_bad_records_are_kept_before_the_rows_are_released(
     with_rows = {epoch.epoch for epoch in taken if epoch.num_rows}
     files = sorted(letters.glob("*.jsonl"))
     assert with_rows <= {int(path.stem[-12:]) for path in files} <= set(records.records)
-    assert {path.read_bytes() for path in files} == {b"bad\n"}
+    assert {path.read_bytes() for path in files} == {letter.line()}
 
 
 def test_how_far_a_source_is_behind(open_inputs: OpenInputs) -> None:

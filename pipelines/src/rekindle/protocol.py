@@ -187,6 +187,9 @@ class RestorePoint(_Message):
     # Operators whose state is not in the entry, although the topology is older.
     begun: tuple[BegunWindow, ...] = ()
     lender: Endpoint | None = None  # the replica that lends the entry; None: it is in the store
+    # The log of an earlier boot has all epochs from here through `epoch`, for readers that are
+    # behind (`PollResponse.held_log`); without them the task must not start. None: not needed.
+    log_from: int | None = None
 
 
 class PollRequest(_Versioned):
@@ -341,6 +344,9 @@ class PollResponse(_Versioned):
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of the entry `restoring` that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
+    # First and last epoch of the log of an earlier boot, while the task waits for its restore point
+    # and will serve that log.
+    held_log: tuple[int, int] | None = None
     # Digests of the newest (at most 16) epochs, and of those requested by `digests_of`. `chained`:
     # digest of all output from a base to the epoch.
     digests: dict[int, str] = Field(default_factory=dict)

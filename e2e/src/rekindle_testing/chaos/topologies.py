@@ -17,6 +17,7 @@ METERS, TRIPS = "meters", "trips"
 NAMES = (METERS, TRIPS)
 WINDOW_SLIDE_S = 2  # between two files of a sink without failures
 MAX_DELAY_S = 5  # of a topology whose results may be tentative
+REPLAY_TARGET_S = 5  # some of its checkpoint epochs are left out, unless the machine is very slow
 _ROWS_PER_S = 40
 _STATIONS = 12
 _FILE_S = 10
@@ -25,7 +26,8 @@ _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 def topology_resources(seconds: int, seed: int) -> dict[str, dict[str, Any]]:
     """Name -> resource; both have input for so many seconds. With half of the seeds `trips` has a
-    finite `maxDelay`; with half of the seeds `meters` has a join in place of a window."""
+    finite `maxDelay`; with half of the seeds `meters` has a join in place of a window; with half of
+    the seeds it has a `replayTarget`."""
     trips = _trips()
     random_of_seed = random.Random(f"maxDelay {seed}")
     if random_of_seed.random() < 0.5:
@@ -38,6 +40,8 @@ def topology_resources(seconds: int, seed: int) -> dict[str, dict[str, Any]]:
         }
     has_join = random.Random(f"join {seed}").random() < 0.5
     meters = _joined_meters(seconds) if has_join else _meters(seconds)
+    if random.Random(f"replayTarget {seed}").random() < 0.5:
+        meters["spec"]["checkpoint"]["replayTarget"] = f"{REPLAY_TARGET_S}s"
     return {METERS: meters, TRIPS: trips}
 
 

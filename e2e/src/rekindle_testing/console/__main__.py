@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from rekindle_testing.console.commands import CommandError
@@ -22,26 +25,32 @@ from rekindle_testing.console.interrupts import (
 from rekindle_testing.console.session import ConsoleSession
 from rekindle_testing.console.sockets import runtime_directory, serve
 from rekindle_testing.embedded.errors import EmbeddedError
+from rekindle_testing.embedded.kafka import KafkaBroker
 from rekindle_testing.embedded.toolchain import ensure_control_plane_binaries, ensure_helm
 from rekindle_testing.harness import flights
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.paths import ROOT
 from rekindle_testing.waiting import DeadlineError
 
 _PROMPT = "rekindle-cluster> "
 _CLAIM = "rekindle"  # of the example's checkpoint store
+KAFKA_PORT = 9092
+EXAMPLE_SERVERS = f"127.0.0.1:{KAFKA_PORT}"
+"""What examples/clicks has."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="make cluster", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5, help="number of nodes at the start")
+    parser.add_argument("--kafka", action="store_true", help="a broker of Kafka beside it")
     options = parser.parse_args(arguments)
     ready = threading.Event()
     try:
         with interruptible() as interruption:
             try:
                 with tempfile.TemporaryDirectory(prefix="rekindle-cluster-") as directory:
-                    _run(Path(directory), options.nodes, ready, interruption)
+                    _run(Path(directory), options, ready, interruption)
             finally:
                 end_children()  # that an interrupted start has left
     except Interrupted as interrupted:
@@ -55,9 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Interruption) -> None:
+def _run(
+    directory: Path,
+    options: argparse.Namespace,
+    ready: threading.Event,
+    interruption: Interruption,
+) -> None:
     runtime = runtime_directory()
-    with EmbeddedCluster(directory, nodes=nodes, on_progress=_print_line) as cluster:
+    with ExitStack() as stack:
+        kafka = stack.enter_context(_start_kafka(directory)) if options.kafka else None
+        cluster = stack.enter_context(
+            EmbeddedCluster(directory, nodes=options.nodes, on_progress=_print_line)
+        )
         _print_line("copying the example's input, 336,776 flights")
         flights.prepare_input(cluster.shared / "input")
         cluster.create_claim(_CLAIM)
@@ -77,6 +95,7 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
                     programs,
                     cluster.shared,
                     list(cluster.nodes),
+                    kafka.bootstrap_servers if kafka is not None else None,
                 ),
                 flush=True,
             )
@@ -89,6 +108,19 @@ def _run(directory: Path, nodes: int, ready: threading.Event, interruption: Inte
                     time.sleep(1)
 
 
+def _start_kafka(directory: Path) -> KafkaBroker:
+    """At the port that the example has, if that is free."""
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the broker does
+        try:
+            probe.bind(("127.0.0.1", KAFKA_PORT))
+            port: int | None = KAFKA_PORT
+        except OSError:
+            port = None
+    _print_line("starting a broker of Kafka")
+    return KafkaBroker(directory / "kafka", on_progress=_print_line, port=port)
+
+
 def _link_programs(directory: Path) -> Path:
     """A folder for PATH with the programs that a user needs, and no others."""
     directory.mkdir()
@@ -99,8 +131,15 @@ def _link_programs(directory: Path) -> Path:
     return directory
 
 
-def hints(kubeconfig: Path, programs: Path, shared: Path, nodes: Sequence[str]) -> str:
-    """The commands to try next. `shared`: the directory that all pods mount."""
+def hints(
+    kubeconfig: Path,
+    programs: Path,
+    shared: Path,
+    nodes: Sequence[str],
+    kafka: str | None = None,
+) -> str:
+    """The commands to try next. `shared`: the directory that all pods mount. `kafka`: where the
+    broker listens, if there is one."""
     steps = (
         (f"kubectl apply -f {_relative(flights.TOPOLOGY)}", "a year of flights, a day each second"),
         ("kubectl get topo -w", "its queries: how many are Live"),
@@ -125,9 +164,30 @@ def hints(kubeconfig: Path, programs: Path, shared: Path, nodes: Sequence[str]) 
             f"a topology in the namespace default reads and writes as file://{SHARED_MOUNT_PATH},",
             f"with checkpoint.volume: {_CLAIM}.",
             "",
+            *(_kafka_hints(kafka) if kafka is not None else ()),
             "The commands of rekindle-cluster work here, too. Ctrl-C ends everything.",
             "",
         )
+    )
+
+
+def _kafka_hints(servers: str) -> Sequence[str]:
+    """How to run the example on it."""
+    example = _relative(ROOT / "examples" / "clicks")
+    given = "" if servers == EXAMPLE_SERVERS else f" --servers {servers}"
+    apply = f"kubectl apply -f {example}/topology.yaml"
+    if given:
+        edit = f"sed s/{EXAMPLE_SERVERS}/{servers}/ {example}/topology.yaml"
+        apply = f"{edit} | kubectl apply -f -"
+    script = f"{_relative(Path(sys.executable))} {example}/clicks.py{given}"
+    return (
+        f"Kafka listens at {servers}. Its example, in the same terminal:",
+        "",
+        f"  {script} create",
+        f"  {apply}",
+        f"  {script} produce    # half a minute",
+        f"  {script} check      # that each session is there once",
+        "",
     )
 
 

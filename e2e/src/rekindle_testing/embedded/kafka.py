@@ -91,9 +91,10 @@ def _pom() -> str:
 
 
 class KafkaBroker:
-    """One broker; what it has stored is in `directory`. `properties`: more of the broker's
-    settings. `listeners`: by name, the security protocols of more listeners (`servers_of`), whose
-    settings are in `properties` (`listener.name.<name>.…`)."""
+    """One broker; what it has stored is in `directory`. `port`: that of its clients; None: one that
+    is free. `properties`: more of the broker's settings. `listeners`: by name, the security
+    protocols of more listeners (`servers_of`), whose settings are in `properties`
+    (`listener.name.<name>.…`)."""
 
     def __init__(
         self,
@@ -101,12 +102,14 @@ class KafkaBroker:
         properties: Mapping[str, str] | None = None,
         on_progress: OnProgress = no_progress,
         listeners: Mapping[str, str] | None = None,
+        port: int | None = None,
     ) -> None:
         self._directory = directory
         self._jars = ensure_kafka(on_progress)
         self._java = ensure_java(on_progress) / "bin" / "java"
         self._protocols = dict(listeners or {})
-        self._port, self._controller_port, *more = choose_ports(2 + len(self._protocols))
+        free, self._controller_port, *more = choose_ports(2 + len(self._protocols))
+        self._port = free if port is None else port
         self._ports = dict(zip(self._protocols, more, strict=True))
         self._processes = ChildProcesses(directory / "logs")
         self._process: ChildProcess | None = None

@@ -37,7 +37,7 @@ _BY_FIELD: Mapping[str, Sequence[Any]] = {
     "on": values.CONDITIONS,
     "select": values.SELECTED,
     **dict.fromkeys(("url", "store"), values.URLS),
-    **dict.fromkeys(("logBudget", "loadTarget", "retain"), values.SIZES),
+    **dict.fromkeys(("logBudget", "retain"), values.SIZES),
     **dict.fromkeys(("requests", "limits"), values.QUANTITIES),
     "function": ("pkg.module:step", "a:b", "os:system", "a.b", ":", "a:b:c"),
     "podTemplate": values.POD_TEMPLATES,

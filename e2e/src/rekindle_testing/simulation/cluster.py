@@ -73,10 +73,11 @@ class SimulatedCluster:
         nodes: int,
         buffered_epochs: int = 1024,
         operators_skew_s: float = 0.0,
+        replays_take_time: bool = False,
     ) -> None:
         """`buffered_epochs`: the most that a task keeps of a channel.
         `operators_skew_s`: how far the clock of one operator is ahead, and that of the other one
-        behind."""
+        behind. `replays_take_time`: see `Surroundings`."""
         self.scheduler = scheduler
         self.topology = compiled(TOPOLOGY, spec)
         self._edited = self.topology  # as the newest spec has it
@@ -122,6 +123,7 @@ class SimulatedCluster:
             buffered_epochs,
             self.wrong_results,
             computation,
+            replays_take_time,
         )
         self._coordinators = CoordinatorSurroundings(
             scheduler, self.network, self.server, self.store, self.checks, UID

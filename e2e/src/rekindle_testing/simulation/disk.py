@@ -32,6 +32,11 @@ class Disk:
     # By epoch that is to be computed again: what earlier boots have computed.
     earlier: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
+    def held_log(self, alone: bool) -> tuple[int, int] | None:
+        """As `earlier_boots.held_log`."""
+        is_doubted = self.discard or self.compare or self.disputed is not None
+        return None if is_doubted or not alone or not self.values else (self.base, self.last)
+
     def start_at(self, epoch: int, alone: bool) -> int | None:
         """As `earlier_boots.continue_log`. `alone`: the task has no partners, so that a log that
         reaches to `epoch` stays. Returns the first epoch of which sinks may have written a wrong

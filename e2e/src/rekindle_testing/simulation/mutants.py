@@ -33,7 +33,13 @@ from rekindle_testing.simulation.lending_mutants import LENDING_MUTANTS
 from rekindle_testing.simulation.operator_mutants import OPERATOR_MUTANTS
 from rekindle_testing.simulation.planting import Mutant, replaced
 from rekindle_testing.simulation.pool import process_pool
-from rekindle_testing.simulation.run import has_state, simulate, wrong_results
+from rekindle_testing.simulation.replay_mutants import REPLAY_MUTANTS
+from rekindle_testing.simulation.run import (
+    has_replay_targets,
+    has_state,
+    simulate,
+    wrong_results,
+)
 from rekindle_testing.simulation.state_mutants import STATE_MUTANTS
 from rekindle_testing.simulation.tentative_mutants import TENTATIVE_MUTANTS
 from rekindle_testing.simulation.wiring_mutants import LIMIT_MUTANTS, WIRING_MUTANTS
@@ -226,6 +232,7 @@ MUTANTS: Mapping[str, Mutant] = {
     **LENDING_MUTANTS,
     **WIRING_MUTANTS,
     **STATE_MUTANTS,
+    **REPLAY_MUTANTS,
     **NEED_WRONG_RESULTS,
 }
 
@@ -233,8 +240,8 @@ MUTANTS: Mapping[str, Mutant] = {
 def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> str | None:
     """What finds a mutant: the first seed, and how; or a test. None if nothing does. What is done
     when replicas disagree is not done in seeds without wrong results, so these are left out; so are
-    those without operators that have state, for bugs in these. A
-    mutant that cannot be run is a `ValueError`."""
+    those without operators that have state, for bugs in these, and those without replay targets,
+    for bugs in what these choose. A mutant that cannot be run is a `ValueError`."""
     if name in FOLD_MUTANTS:
         return found_by_tests(name)
     with MUTANTS[name]():
@@ -242,6 +249,8 @@ def found_by(name: str, seeds: Iterable[int] = range(SEEDS)) -> str | None:
             if name in NEED_WRONG_RESULTS and not wrong_results(seed):
                 continue
             if name in STATE_MUTANTS and not has_state(seed):
+                continue
+            if name in REPLAY_MUTANTS and not has_replay_targets(seed):
                 continue
             failure = simulate(seed).failure
             if failure is None:

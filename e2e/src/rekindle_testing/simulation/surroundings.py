@@ -18,7 +18,8 @@ class Surroundings:
     """`epoch_us`: the length of an epoch. `topology`: as it was
     created, without later edits. `buffered_epochs`: what a task
     whose output may be tentative keeps of a channel. `wrong_results`: which values are wrong, or
-    follow from wrong ones."""
+    follow from wrong ones. `replays_take_time`: whether a call takes as long as each of its epochs
+    alone would."""
 
     scheduler: Scheduler
     network: Network
@@ -31,3 +32,4 @@ class Surroundings:
     buffered_epochs: int
     wrong_results: WrongResults
     computation: TaskComputation
+    replays_take_time: bool

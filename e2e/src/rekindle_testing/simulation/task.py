@@ -137,6 +137,7 @@ class TaskBoot:
                 fence=self._disk.fence,
                 consistency=consistency,
                 input_names=[entry.name for entry in pod.segment.inputs],
+                held_log=self._disk.held_log(self._is_alone),
             )
         )
         self.tentative = TentativeResults(self, surroundings, consistency)
@@ -290,11 +291,18 @@ class TaskBoot:
     # -- start -----------------------------------------------------------------------------------
 
     def _restore(self, point: RestorePoint) -> None:
+        disk = self._disk
         if point.object is None:
             self._restored = TaskState(point.epoch, 0, FoldedState())
             self.step(self.core.start_step_succeeded)
             return
         name = point.object
+        first = point.log_from
+        if first is not None and not (disk.base <= first and disk.last >= point.epoch):
+            self._around.checks.failed(
+                f"I5: {self.pod.slot.key} starts after epoch {point.epoch}, and its log has "
+                f"{disk.base} to {disk.last}, not all from {first} on"
+            )
         if self._fails_for_good():
             return
 
@@ -398,6 +406,8 @@ class TaskBoot:
             return
         least_s, most_s = _CALL_S
         slowness = _SLOWNESS if self.pod.slow else 1.0
+        if self._around.replays_take_time:
+            slowness += len(epochs) - 1
         slow_s = least_s * slowness, most_s * slowness
         fold, outputs = operators.fold, []
         computed, tables = self._around.computation.process(self.partition, operators, epochs)

@@ -13,6 +13,7 @@ Spec = dict[str, Any]
 EPOCH_S = 1.0
 CHECKPOINT_INTERVAL_EPOCHS = 4
 _WITH_STATE = 1 / 3
+_WITH_REPLAY_TARGETS = 1 / 4
 
 
 def _source(name: str, **more: Any) -> Spec:
@@ -162,24 +163,38 @@ WITH_TENTATIVE_RESULTS = (*TOPOLOGIES, THREE)
 @dataclass(frozen=True, slots=True)
 class Variant:
     """A topology, how long its tasks wait, and what they do then. `max_delay_s`: None if it is
-    infinite; `buffered_epochs`: what a task keeps of a channel."""
+    infinite; `buffered_epochs`: what a task keeps of a channel. `replay_targets_s`: that of the
+    topology, and that of its last operator; None if it has none."""
 
     topology: Spec
     max_delay_s: float | None = None
     during_failure: str = "Process"
     during_stabilization: str = "Process"
     buffered_epochs: int = 1024
+    replay_targets_s: tuple[float, float] | None = None
 
     @property
     def spec(self) -> Spec:
+        spec = self._with_replay_targets()
         if self.max_delay_s is None:
-            return self.topology
+            return spec
         policies = {
             "duringFailure": self.during_failure,
             "duringStabilization": self.during_stabilization,
         }
         delay = f"{self.max_delay_s * 1000:g}ms"
-        return {**self.topology, "maxDelay": delay, "availability": policies}
+        return {**spec, "maxDelay": delay, "availability": policies}
+
+    def _with_replay_targets(self) -> Spec:
+        if self.replay_targets_s is None:
+            return self.topology
+        of_all, of_last = (f"{target_s:g}s" for target_s in self.replay_targets_s)
+        *operators, last = self.topology["operators"]
+        return {
+            **self.topology,
+            "checkpoint": {**self.topology["checkpoint"], "replayTarget": of_all},
+            "operators": [*operators, {**last, "checkpoint": {"replayTarget": of_last}}],
+        }
 
 
 def draw_variant(random: Random, topology: Spec) -> Variant:
@@ -201,3 +216,10 @@ def draw_operators(random: Random, variant: Variant) -> Variant:
     if random.random() >= _WITH_STATE:
         return variant
     return replace(variant, topology=random.choice(WITH_STATE))
+
+
+def draw_replay_targets(random: Random, variant: Variant) -> Variant:
+    """A quarter of the seeds have replay targets, and all else as without them."""
+    if random.random() >= _WITH_REPLAY_TARGETS:
+        return variant
+    return replace(variant, replay_targets_s=(random.choice((2.0, 4.0)), random.choice((1.0, 8.0))))

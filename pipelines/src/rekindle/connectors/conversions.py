@@ -81,7 +81,8 @@ _COMMON_FORMS = (  # what other programs write, and ISO 8601's own form of it
     (rf"(:\d{{2}}\.\d{{6}})0+({_OFFSET})?$", r"\1\2"),  # nanoseconds that are whole microseconds
 )
 _DECIMAL_COMMA = re.compile(r"\s*[+-]?\d*,\d+\s*")
-_FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a ValueError
+CONVERSION_FAILURES = (ValueError, pa.ArrowNotImplementedError)  # ArrowInvalid is a ValueError
+"""What `convert` raises."""
 
 
 def convert_to_field(
@@ -92,18 +93,17 @@ def convert_to_field(
     if column.type != field.type:
         try:
             column = convert(column, field.type, rules)
-        except _FAILURES as e:
+        except CONVERSION_FAILURES as e:
             row = first_unconvertible(column, field.type, rules) or 0
-            raise SchemaMismatch(
-                f"{where}, row {first_row + row + 1}: {_described(column, row, field, rules)}"
-            ) from e
+            what = describe_unconvertible(column, row, field, rules)
+            raise SchemaMismatch(f"{where}, row {first_row + row + 1}: {what}") from e
     if column.null_count and not field.nullable:
         row = int(pc.index(column.is_null(), True).as_py())
         raise SchemaMismatch(f"{where}, row {first_row + row + 1}: NULL in a NOT NULL column")
     return column
 
 
-def _described(column: pa.Array, row: int, field: pa.Field, rules: TextRules) -> str:
+def describe_unconvertible(column: pa.Array, row: int, field: pa.Field, rules: TextRules) -> str:
     """What is wrong with a value, and what to do."""
     declared, kind = arrow_to_ddl(field.type), kind_of(column.type)
     if kind is Kind.TEXT:
@@ -142,7 +142,7 @@ def first_unconvertible(column: pa.Array, target: pa.DataType, rules: TextRules)
     """The index of the first value that does not fit, None if all do."""
     try:
         convert(column, target, rules)
-    except _FAILURES:
+    except CONVERSION_FAILURES:
         row = _first_failing(lambda part: convert(part, target, rules), column)
         # A NULL fails only with all others of its type: one of these says more.
         return row + max(0, int(pc.index(column.slice(row).is_valid(), True).as_py()))
@@ -493,7 +493,7 @@ def _first_failing(convert: Callable[[pa.Array], pa.Array], column: pa.Array) ->
         middle = (low + high) // 2
         try:
             convert(column.slice(low, middle - low))
-        except _FAILURES:
+        except CONVERSION_FAILURES:
             high = middle
         else:
             low = middle

@@ -1,21 +1,71 @@
-"""Records of a source that are no rows, in a directory: one file for each cut record that has any.
+"""Records of a source that are no rows, kept elsewhere: before the epoch of their cut record is
+released, and each once, although all replicas and replays of the cut find them.
 
-A file is created if absent, and never replaced, before the epoch of its cut record is released. All
-replicas and replays of the cut find the same bad records, so each of them is there once. A file's
-name has the source's operator id: another definition of the source has other bad records.
+In a directory there is one file for each cut record that has any: it is created if absent, and
+never replaced. A file's name has the source's operator id: another definition of the source has
+other bad records. `rekindle.connectors.kafka_dead_letters` keeps them in a topic.
 
 Design: docs/design/exactly-once.md#topics-of-kafka.
 """
 
 from __future__ import annotations
 
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
 from rekindle.connectors.files_sink import claim
 from rekindle.errors import SinkRefused, SourceFailed
-from rekindle.objects import Objects, Retry, numbered_name
+from rekindle.objects import Objects, Retry, numbered_name, to_json
+
+Headers = tuple[tuple[str, bytes | None], ...]
 
 
-class DeadLetters:
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A record that is no row, where it is, and what is wrong with it. `time_ms`: Unix time."""
+
+    topic: str
+    partition: int
+    offset: int
+    time_ms: int | None
+    key: bytes | None
+    value: bytes | None
+    error: str
+    headers: Headers = ()
+
+    def line(self) -> bytes:
+        """As a JSON line; key and value in base64."""
+        letter = {
+            "topic": self.topic,
+            "partition": self.partition,
+            "offset": self.offset,
+            "timestampMs": self.time_ms,
+            "key": _base64(self.key),
+            "value": _base64(self.value),
+            "error": self.error,
+        }
+        return to_json(letter) + b"\n"
+
+
+class DeadLetters(Protocol):
     """Of one partition of a source. Used by one thread."""
+
+    def put(self, first_epoch: int, letters: Sequence[DeadLetter]) -> None:
+        """Keep the bad records of the cut record that begins with an epoch. Raises SourceFailed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+OpenDeadLetters = Callable[[Any, str, str, int, str], DeadLetters]
+"""Opens them with the options of a source, its name, operator id and partition, and the UID of the
+topology."""
+
+
+class DeadLetterFiles:
+    """Implements `DeadLetters`."""
 
     def __init__(
         self,
@@ -33,8 +83,8 @@ class DeadLetters:
         self._retry = retry or Retry()
         self._objects: Objects | None = None
 
-    def put(self, first_epoch: int, lines: bytes) -> None:
-        """Keep the bad records of the cut record that begins with an epoch. Raises SourceFailed."""
+    def put(self, first_epoch: int, letters: Sequence[DeadLetter]) -> None:
+        lines = b"".join(letter.line() for letter in letters)
         name = numbered_name(self._stem, first_epoch, ".jsonl")
         try:
             if self._objects is None:
@@ -46,3 +96,10 @@ class DeadLetters:
             raise SourceFailed(str(error)) from error
         except OSError as error:
             raise SourceFailed(f"{self._what}: cannot write {self._url}/{name}: {error}") from error
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _base64(data: bytes | None) -> str | None:
+    return None if data is None else base64.b64encode(data).decode()

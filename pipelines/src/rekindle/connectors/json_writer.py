@@ -48,7 +48,7 @@ def _encode(rows: pa.Table) -> bytes:
     columns = []
     for field, column in zip(rows.schema, rows.columns, strict=True):
         try:
-            columns.append(_texts(column.combine_chunks()))
+            columns.append(json_texts(column.combine_chunks()))
         except (ValueError, OverflowError, pa.ArrowException) as e:
             raise UnencodableValue(
                 f"column {field.name} has a {field.type} value that JSON cannot represent: {e}"
@@ -72,7 +72,7 @@ def _joined(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*parts, "")
 
 
-def _texts(array: pa.Array) -> pa.Array:
+def json_texts(array: pa.Array) -> pa.Array:
     """The JSON text of each value."""
     texts = _non_null(array)
     if not array.null_count:
@@ -101,7 +101,7 @@ def _non_null(array: pa.Array) -> pa.Array:
         return _by_value(array, lambda value: f'"{base64.b64encode(value).decode()}"')
     if types.is_struct(data_type) and data_type.num_fields:
         names = [field.name for field in data_type]
-        return _object(names, [_texts(child) for child in array.flatten()])
+        return _object(names, [json_texts(child) for child in array.flatten()])
     if types.is_map(data_type):
         if _holds_null_type(data_type):
             return _by_value(array, json_value)
@@ -110,7 +110,7 @@ def _non_null(array: pa.Array) -> pa.Array:
         )
         return _lists(array.cast(pa.list_(entry)), _pairs)
     if types.is_list(data_type) or types.is_large_list(data_type):
-        return _lists(array, _texts)
+        return _lists(array, json_texts)
     return _by_value(array, json_value)
 
 
@@ -135,12 +135,17 @@ def _doubles(array: pa.Array) -> pa.Array:
     return pa.array(texts, pa.string(), size=len(array))
 
 
-def _strings(array: pa.Array) -> pa.Array:
+def valid_texts(array: pa.Array) -> pa.Array:
+    """Strings, with U+FFFD in place of invalid UTF-8."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:
         array = _replaced(array)
-    array = array.cast(pa.string())
+    return array.cast(pa.string())
+
+
+def _strings(array: pa.Array) -> pa.Array:
+    array = valid_texts(array)
     if pc.any(pc.match_substring_regex(array, _SPECIAL)).as_py():
         return _by_value(array, encode_basestring)
     return _joined('"', array, '"')
@@ -206,5 +211,5 @@ def _lists(array: pa.Array, encode: Callable[[pa.Array], pa.Array]) -> pa.Array:
 
 
 def _pairs(entries: pa.Array) -> pa.Array:
-    keys, values = (_texts(child) for child in entries.flatten())
+    keys, values = (json_texts(child) for child in entries.flatten())
     return _joined("[", keys, ",", values, "]")

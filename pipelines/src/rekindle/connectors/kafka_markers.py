@@ -21,8 +21,8 @@ from rekindle.connectors.kafka_client import REQUEST_S, TopicClient, TopicUnavai
 from rekindle.connectors.kafka_records import MOST_MS, TimeLimits
 from rekindle.objects import to_json
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.topology.kinds.kafka import MARKERS_SUFFIX
 from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
-from rekindle.topology.kinds.kafka_sink import MARKERS_SUFFIX
 
 PARTITION = 0
 """All markers are in this partition of their topic."""

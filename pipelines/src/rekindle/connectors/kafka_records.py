@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from json.encoder import encode_basestring
 import pyarrow as pa
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
+from rekindle.connectors.dead_letters import DeadLetter, Headers
 from rekindle.connectors.json_writer import encode_lines
-from rekindle.objects import to_json
 
 Key = bytes | None
 MOST_MS = (1 << 63) - 1
@@ -79,22 +78,28 @@ def record_times_ms(
     return [0 if time is None or not oldest_ms <= time <= newest_ms else time for time in times]
 
 
-def dead_letter(message: Message, error: str) -> bytes:
-    """A record that is no row, as a JSON line; its key and value in base64."""
+def dead_letter(message: Message, error: str) -> DeadLetter:
+    """A record that is no row."""
     kind, time_ms = message.timestamp()
-    letter = {
-        "topic": message.topic(),
-        "partition": message.partition(),
-        "offset": message.offset(),
-        "timestampMs": None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms,
-        "key": _base64(message.key()),
-        "value": _base64(message.value()),
-        "error": error[:_SHOWN_CHARS],  # it may have the value, which may be large
-    }
-    return to_json(letter) + b"\n"
+    return DeadLetter(
+        message.topic() or "",
+        message.partition() or 0,
+        message.offset() or 0,
+        None if kind == TIMESTAMP_NOT_AVAILABLE else time_ms,
+        _bytes(message.key()),
+        _bytes(message.value()),
+        error[:_SHOWN_CHARS],  # it may have the value, which may be large
+        _readable_headers(message),
+    )
 
 
-def _base64(data: bytes | str | None) -> str | None:
-    if data is None:
-        return None
-    return base64.b64encode(data.encode() if isinstance(data, str) else data).decode()
+def _readable_headers(message: Message) -> Headers:
+    try:
+        headers = message.headers() or []
+    except UnicodeDecodeError:
+        return ()
+    return tuple((header[0], _bytes(header[1])) for header in headers)
+
+
+def _bytes(data: bytes | str | None) -> bytes | None:
+    return data.encode() if isinstance(data, str) else data

@@ -21,6 +21,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Message
 
 from rekindle.arrow_types import arrow_schema
 from rekindle.connectors.cut_records import Position
+from rekindle.connectors.dead_letters import DeadLetter
 from rekindle.connectors.kafka_client import (
     RecordsRemoved,
     TopicClient,
@@ -291,11 +292,11 @@ class KafkaSource:
             )
         return example
 
-    def _dead(self, messages: Sequence[Message], bad: Mapping[int, str]) -> bytes:
-        """The bad records as JSON lines, if they are to be kept."""
+    def _dead(self, messages: Sequence[Message], bad: Mapping[int, str]) -> list[DeadLetter]:
+        """The bad records, if they are to be kept."""
         if self._options.on_bad_record != "DeadLetter":
-            return b""
-        return b"".join(dead_letter(messages[at], bad[at]) for at in sorted(bad))
+            return []
+        return [dead_letter(messages[at], bad[at]) for at in sorted(bad)]
 
     def _table(
         self, decoded: pa.RecordBatch, messages: Sequence[Message], bad: dict[int, str]

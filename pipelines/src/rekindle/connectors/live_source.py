@@ -9,13 +9,14 @@ Design: docs/decisions/0058-planned-cuts.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
 
 from rekindle.connectors.cut_records import Position
+from rekindle.connectors.dead_letters import DeadLetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +44,15 @@ class Reach:
 class SourceRows:
     """The rows of a range, which ends at `end`, by split and position. `newest_us`: the newest
     event time of each split that has any in the range, microseconds UTC. `dropped`: how many
-    records of the range are no rows; `example`: one of them, and why. `dead_letters`: all of them
-    as JSON lines, if they are to be kept (`rekindle.connectors.dead_letters`)."""
+    records of the range are no rows; `example`: one of them, and why. `dead_letters`: all of them,
+    if they are to be kept."""
 
     end: Position
     table: pa.Table
     newest_us: Mapping[str, int]
     dropped: int = 0
     example: str = ""
-    dead_letters: bytes = b""
+    dead_letters: Sequence[DeadLetter] = ()
 
 
 class LiveSource(Protocol):

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from rekindle.connectors.conversions import TextRules, convert_to_field
+from rekindle.connectors.conversions import TextRules
+from rekindle.connectors.each_value import convert_each
 from rekindle.connectors.event_time import with_event_time
 from rekindle.errors import SchemaMismatch
 from rekindle.topology.sql.event_time import Expression
@@ -92,45 +93,62 @@ class ValueDecoder:
         bad, converted = dict(parsed.bad), list[pa.RecordBatch]()
         places, first = np.full(len(values), -1, np.int64), 0
         for part in parsed.parts:
-            rows, unconverted = self._in_halves(part.rows)
             numbers = np.arange(len(values)) if part.numbers is None else part.numbers
+            kept, rows, unconverted = self._convert(part.rows)
             bad |= {int(numbers[at]): what for at, what in unconverted.items()}
-            places[numbers] = np.arange(first, first + len(numbers))
+            places[numbers[kept]] = np.arange(first, first + len(kept))
             converted.append(rows)
-            first += len(numbers)
+            first += len(kept)
         if len(converted) == 1 and first == len(values):
             return Decoded(converted[0], bad)
         rows = pa.concat_batches([*converted, self._nulls(1)])
         return Decoded(rows.take(pa.array(np.where(places < 0, first, places))), bad)
 
-    def _in_halves(self, rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, str]]:
-        """The converted rows; halves what cannot be converted, until the rows are found that
-        cannot."""
-        if not rows.num_rows:  # of types that are not read, perhaps
-            return self._nulls(0), {}
+    def _convert(self, raw: pa.RecordBatch) -> tuple[Numbers, pa.RecordBatch, dict[int, str]]:
+        """The numbers of the rows that can be converted, these rows, and what is wrong with the
+        others."""
+        kept = np.arange(raw.num_rows)
+        if not raw.num_rows:  # of types that are not read, perhaps
+            return kept, self._nulls(0), {}
+        columns, bad = list[pa.Array](), dict[int, str]()
+        for at, declared in enumerate(self._declared):
+            where = f"column {declared.name}"
+            values = convert_each(raw.column(at), declared, where, self._format.rules)
+            columns.append(values.column)
+            bad = {**values.bad, **bad}  # the first column that is wrong is said
+        rows = pa.RecordBatch.from_arrays(columns, schema=self._declared)
+        if bad:
+            kept = np.delete(kept, list(bad))
+            rows = rows.take(pa.array(kept))
+        if self._event_time is None:
+            return kept, rows, bad
+        parts, timeless = list[pa.RecordBatch](), dict[int, str]()
+        self._add_event_time(self._event_time, rows, 0, parts, timeless)
+        bad |= {int(kept[at]): what for at, what in timeless.items()}
+        return np.delete(kept, list(timeless)), pa.concat_batches([*parts, self._nulls(0)]), bad
+
+    def _add_event_time(
+        self,
+        expression: Expression,
+        rows: pa.RecordBatch,
+        first: int,
+        parts: list[pa.RecordBatch],
+        bad: dict[int, str],
+    ) -> None:
+        """Adds the rows with their event time to `parts`. Halves what has none, until the rows are
+        found that have none; `first`: the number of the first row."""
+        if not rows.num_rows:
+            return
         try:
-            return self._converted(rows), {}
+            timed = with_event_time(iter([(0, rows)]), expression, self._schema, "value")
+            parts += [part for _, part in timed]
         except SchemaMismatch as error:
             if rows.num_rows == 1:
-                return self._nulls(1), {0: str(error)}
-        half = rows.num_rows // 2
-        first, bad = self._in_halves(rows.slice(0, half))
-        second, more = self._in_halves(rows.slice(half))
-        return pa.concat_batches([first, second]), bad | {half + at: w for at, w in more.items()}
-
-    def _converted(self, raw: pa.RecordBatch) -> pa.RecordBatch:
-        """Raises SchemaMismatch."""
-        columns = [
-            convert_to_field(
-                raw.column(at), declared, f"column {declared.name}", 0, self._format.rules
-            )
-            for at, declared in enumerate(self._declared)
-        ]
-        rows = pa.RecordBatch.from_arrays(columns, schema=self._declared)
-        if self._event_time is None:
-            return rows
-        [(_, rows)] = with_event_time(iter([(0, rows)]), self._event_time, self._schema, "value")
-        return rows
+                bad[first] = str(error)
+                return
+            half = rows.num_rows // 2
+            self._add_event_time(expression, rows.slice(0, half), first, parts, bad)
+            self._add_event_time(expression, rows.slice(half), first + half, parts, bad)
 
     def _nulls(self, rows: int) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays(

@@ -13,6 +13,7 @@ from typing import Any, TypedDict, Unpack
 
 import pyarrow as pa
 
+from rekindle.connectors.dead_letters import DeadLetterFiles, DeadLetters, OpenDeadLetters
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.live_source import LiveSource
 from rekindle.connectors.sink import OpenSink, Sink, SinkContext
@@ -75,6 +76,19 @@ def open_live_source(
     )
 
 
+def open_dead_letters(
+    source: SourceSpec, node: Node, partition: int, topology_uid: str
+) -> DeadLetters | None:
+    """Where a partition of the source keeps records that are no rows; None: nowhere."""
+    options = source.kind[1]
+    if options.output_url is not None:
+        return DeadLetterFiles(options.output_url, node.name, node.id, partition, topology_uid)
+    if options.dead_letter_connector is None:
+        return None
+    opener: OpenDeadLetters = _imported(options.dead_letter_connector)
+    return opener(options, node.name, node.id, partition, topology_uid)
+
+
 class SinkSettings(TypedDict, total=False):
     """Fields of `SinkContext` that not every sink needs."""
 
@@ -105,8 +119,10 @@ def open_sink(
 
 def connector(options: type[SourceOptions | SinkOptions]) -> Callable[..., Any] | None:
     """The function that opens sources or sinks of a kind; None if the kind is not supported."""
-    if options.connector is None:
-        return None
-    module, _, function = options.connector.partition(":")
+    return None if options.connector is None else _imported(options.connector)
+
+
+def _imported(connector: str) -> Callable[..., Any]:
+    module, _, function = connector.partition(":")
     found: Callable[..., Any] = getattr(import_module(f"rekindle.connectors.{module}"), function)
     return found

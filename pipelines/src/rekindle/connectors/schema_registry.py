@@ -1,4 +1,4 @@
-"""Gets schemas from a registry, by their numbers.
+"""Gets schemas from a registry, by their numbers, and the numbers of schemas that are written.
 
 A number means one schema for ever, so a schema that was found is not asked for again. A number that
 the registry does not know may be known later, or at another replica: it is an error of the source,
@@ -29,6 +29,10 @@ _MOST_BYTES = 8 << 20
 _MOST_REFERENCES = 256
 
 
+class _NotThere(SourceFailed):
+    """HTTP 404."""
+
+
 class SchemaRegistry:
     """Used by one thread."""
 
@@ -51,6 +55,19 @@ class SchemaRegistry:
         references = dict[str, str]()
         self._add_references(found, references, set())
         return self._text(found), tuple(references.values())
+
+    def number_of(self, subject: str, schema: str) -> int:
+        """The number of an Avro schema, which is registered for the subject if it is not there.
+        Raises SourceFailed."""
+        path = f"/subjects/{quote(subject, safe='')}"
+        body = json.dumps({"schema": schema}).encode()
+        try:  # those who may not register find what others have registered
+            found = self._get(path, body)
+        except _NotThere:
+            found = self._get(f"{path}/versions", body)
+        if not isinstance(number := found.get("id"), int):
+            raise SourceFailed(f"{self._where}: {path}: a response without a number")
+        return number
 
     def _add_references(
         self, schema: Mapping[str, Any], found: dict[str, str], begun: set[str]
@@ -79,10 +96,11 @@ class SchemaRegistry:
             raise SourceFailed(f"{self._where}: a response without a schema")
         return text
 
-    def _get(self, path: str) -> Mapping[str, Any]:
-        """Raises SourceFailed."""
+    def _get(self, path: str, body: bytes | None = None) -> Mapping[str, Any]:
+        """Raises SourceFailed. With a `body` the request is a POST."""
         try:
-            with self._opener().open(self._request(path), timeout=REQUEST_S) as response:
+            request = self._request(path, body)
+            with self._opener().open(request, timeout=REQUEST_S) as response:
                 found = json.loads(response.read(_MOST_BYTES))
         except SecretIncomplete as error:
             raise SourceRefused(f"{self._where}: {error}") from error
@@ -99,18 +117,25 @@ class SchemaRegistry:
                 "schemaRegistry.secretRef"
             )
         if status == 404:
-            return SourceFailed(
+            return _NotThere(
                 f"{self._where} does not have {path}: check schemaRegistry.url, and that the "
                 "schema was not deleted"
             )
+        if status == 409:
+            return SourceFailed(
+                f"{self._where}: {path}: the columns are not compatible with the schema that is "
+                "registered: write columns that are, or change the subject's compatibility"
+            )
         return SourceFailed(f"{self._where}: {path}: HTTP {status}")
 
-    def _request(self, path: str) -> urllib.request.Request:
+    def _request(self, path: str, body: bytes | None) -> urllib.request.Request:
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
         if self._secret is not None and self._secret.has("username"):
             user = f"{self._secret.text('username')}:{self._secret.text('password')}"
             headers["Authorization"] = f"Basic {base64.b64encode(user.encode()).decode()}"
-        return urllib.request.Request(f"{self._url}{path}", headers=headers)
+        if body is not None:
+            headers["Content-Type"] = "application/vnd.schemaregistry.v1+json"
+        return urllib.request.Request(f"{self._url}{path}", body, headers)
 
     def _opener(self) -> urllib.request.OpenerDirector:
         has_ca = self._secret is not None and self._secret.has("ca.crt")

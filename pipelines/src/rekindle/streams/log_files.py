@@ -212,6 +212,19 @@ def load_log_files(directory: Path, *, with_spilled: bool, floor: int = NO_EPOCH
     return LoadedFiles(files, cut, dropped)
 
 
+def held_epochs(directory: Path) -> tuple[int, int] | None:
+    """First and last epoch of the files of an earlier process, by their names and the newest one.
+    Whether the others are sound shows when they are loaded. Changes nothing."""
+    paths = sorted(directory.glob("*.log")) + sorted(directory.glob("*.spilled"))
+    paths.sort(key=lambda path: path.stem)
+    while paths:
+        newest, _ = _load(paths[-1], with_spilled=True)
+        if newest is not None:
+            return int(paths[0].stem), newest.last
+        paths.pop()
+    return None
+
+
 def _remove(files: Iterable[LogFile], but: Path) -> None:
     for file in files:
         if file.path != but:

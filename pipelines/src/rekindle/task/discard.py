@@ -24,6 +24,11 @@ def mark_for_discard(log: Path) -> bool:
     return is_new
 
 
+def is_marked(log: Path) -> bool:
+    """Whether the log will be deleted."""
+    return _marker_of(log).exists()
+
+
 def discard_log_if_marked(log: Path) -> bool:
     """Delete the log if it is marked; then files that sinks have written from it are marked for
     comparison. Returns whether it was marked. Raises OSError."""

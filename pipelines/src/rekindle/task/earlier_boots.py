@@ -24,10 +24,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from rekindle.errors import DifferentResults, NotDeterministic
+from rekindle.errors import DifferentResults, LogCorrupt, NotDeterministic
+from rekindle.protocol import RestorePoint
 from rekindle.streams.epochs import EpochBatch
 from rekindle.streams.log import OutputLog, Result
-from rekindle.task.discard import end_comparison, mark_comparison, must_compare
+from rekindle.streams.log_files import held_epochs
+from rekindle.task.discard import end_comparison, is_marked, mark_comparison, must_compare
 
 _log = logging.getLogger(__name__)
 _RESULTS_FILE = "disputed.json"
@@ -91,6 +93,26 @@ class EarlierBoots:
             self._file.write_text(json.dumps(content))
         except OSError as error:  # the next boot finds the log, and the difference, again
             _log.error("the results of epoch %d cannot be written: %s", epoch, error)
+
+
+def held_log(directory: Path, has_no_partners: bool) -> tuple[int, int] | None:
+    """First and last epoch of the log with which the task will begin, if it serves that log, and
+    does not doubt it. Damage before the last file is not looked for."""
+    doubted = is_marked(directory) or must_compare(directory)
+    if not has_no_partners or doubted or (directory / _RESULTS_FILE).exists():
+        return None
+    return held_epochs(directory)
+
+
+def require_held(log: OutputLog, point: RestorePoint) -> None:
+    """The log has what the restore point leaves to it. Raises LogCorrupt; the next boot reports
+    what is left."""
+    first = point.log_from
+    if first is not None and not (log.base <= first and log.last >= point.epoch):
+        raise LogCorrupt(
+            f"the output log has epochs {log.base} to {log.last}; {first} to {point.epoch} are "
+            f"needed for readers that are behind, and are computed again from an older checkpoint"
+        )
 
 
 def continue_log(

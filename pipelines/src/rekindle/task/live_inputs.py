@@ -196,6 +196,8 @@ class LiveInputs:
         self._worker.join(timeout_s=2.0)
         if not self._worker.alive:  # a call that has not returned uses it
             self._source.close()
+            if self._dead_letters is not None:
+                self._dead_letters.close()
 
     # --- the planning thread ----------------------------------------------------------------------
 

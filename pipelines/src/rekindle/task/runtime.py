@@ -78,7 +78,7 @@ from rekindle.task.core.supervisor import (
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.discard import mark_comparison, mark_for_discard
-from rekindle.task.earlier_boots import EarlierBoots
+from rekindle.task.earlier_boots import EarlierBoots, held_log
 from rekindle.task.engine import EngineStarter
 from rekindle.task.engine_calls import EngineCalls, EngineParts
 from rekindle.task.fence import FenceFile
@@ -127,6 +127,7 @@ class TaskRuntime:
                 consistency=self._consistency,
                 input_names=[entry.name for entry in config.segment.inputs],
                 segment_name=config.segment.name,
+                held_log=held_log(config.log_directory, config.segment.replicas == 1),
             ),
             time.time,
         )

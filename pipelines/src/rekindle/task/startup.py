@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rekindle.checkpoints.fetching import Fetch
-from rekindle.connectors.dead_letters import DeadLetters
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
-from rekindle.connectors.registry import open_live_source, open_source
+from rekindle.connectors.registry import open_dead_letters, open_live_source, open_source
 from rekindle.connectors.source import EventTimes, ReplayableSource
 from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.call_sizes import CallSizes, check_size
@@ -36,7 +35,7 @@ from rekindle.task.core.start import (
     StartCall,
 )
 from rekindle.task.discard import discard_log_if_marked
-from rekindle.task.earlier_boots import EarlierBoots, continue_log
+from rekindle.task.earlier_boots import EarlierBoots, continue_log, require_held
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.live_inputs import LiveInputs
@@ -91,7 +90,7 @@ class Startup:
         """Once they are open."""
         why = "the storage does not respond, or there is much to read"
         self._calls = CallTimer(SLOW_START_S, why=why)
-        self._begun_windows: tuple[BegunWindow, ...] = ()
+        self._point: RestorePoint | None = None
         self._source: ReplayableSource | LiveInputs | None = None
         self.fetch: Fetch | None = None
         """Of the restored state; None if nothing has to be fetched."""
@@ -142,7 +141,7 @@ class Startup:
             where = "checkpoint" if point.lender is None else "partner's state"
             with self._calls.during(f"reading the {where} of epoch {point.epoch}"):
                 self._state, self.fetch = self._store.restore(point)
-            self._begun_windows = point.begun
+            self._point = point
             self._process.core.status.fetch = self.fetch
         except ObjectMissing:
             raise  # it was deleted, or is lent no longer: a restarted task gets a newer one
@@ -174,15 +173,16 @@ class Startup:
         return None
 
     def _complete(self) -> Prepared:
-        restored, chain = self._restored(), self._engine.chain.result()
+        restored, chain, point = self._restored(), self._engine.chain.result(), self._point
+        assert point is not None, "the state is restored first"
         assert self.inputs is not None, "the inputs are open"
         operators = chain.match_columns(restored.operators)
-        if self._begun_windows:
-            bounds = {begun.operator: self._bound(begun) for begun in self._begun_windows}
+        if point.begun:
+            bounds = {begun.operator: self._bound(begun) for begun in point.begun}
             operators = chain.begins_after(operators, bounds)
         state = replace(restored, operators=operators)
         self._state = None  # it would keep runs that the task drops later
-        log, earlier = self._continue_log(chain, state.epoch)
+        log, earlier = self._continue_log(chain, point)
         output = None
         if self._consistency is not None and self._consistency.max_delay_s is not None:
             boot_id = self._process.core.status.boot_id
@@ -204,10 +204,11 @@ class Startup:
             raise CutsOvertaken(f"the record of epoch {epoch} of the source is gone")
         return found
 
-    def _continue_log(self, chain: Chain, after: int) -> tuple[OutputLog, EarlierBoots]:
+    def _continue_log(self, chain: Chain, point: RestorePoint) -> tuple[OutputLog, EarlierBoots]:
         log = self._open_log(chain)
+        require_held(log, point)
         has_no_partners = self._config.segment.replicas == 1
-        return log, continue_log(log, self._config.log_directory, after, has_no_partners)
+        return log, continue_log(log, self._config.log_directory, point.epoch, has_no_partners)
 
     def _subscribe(self, state: TaskState) -> StreamInputs:
         config, next_epoch, process = self._config, state.epoch + 1, self._process
@@ -273,16 +274,10 @@ class Startup:
             origin_us=config.origin_us,
             epoch_interval_us=config.epoch_interval_us,
             read_ahead_bytes=config.memory.read_ahead_bytes,
-            dead_letters=self._dead_letters(node, spec),
+            dead_letters=open_dead_letters(spec, node, config.ref.partition, config.uid),
         )
         self._process.core.status.source = self._source.status
         return self._source
-
-    def _dead_letters(self, node: Node, spec: SourceSpec) -> DeadLetters | None:
-        config, url = self._config, spec.kind[1].output_url
-        if url is None:
-            return None
-        return DeadLetters(url, node.name, node.id, config.ref.partition, config.uid)
 
     def _open_log(self, chain: Chain) -> OutputLog:
         config = self._config

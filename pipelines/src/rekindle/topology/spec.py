@@ -92,6 +92,9 @@ class RecoverySpec(Spec):
     rebalance: bool = False
     """Move tasks to emptier nodes, one at a time, while nothing is wrong:
     [after a recovery](topology.md#moves-to-emptier-nodes) they are packed tightly."""
+    standby: int | None = Field(None, ge=0, le=64)
+    """How many [standbys](topology.md#standbys) to keep: pods with a started Spark, each of which
+    can become any task with the same pod template in about a second. None by default."""
 
     @model_validator(mode="before")
     @classmethod
@@ -211,12 +214,16 @@ class DistinctSpec(Spec):
 
 
 class OperatorCheckpointSpec(Spec):
-    mode: Literal["Global", "PerWindow"] = "Global"
-    """State is saved for all windows together, or for each."""
-    load_target: Size | None = None
-    """Size of the state that is loaded before a query starts."""
     replay_target: Duration | None = None
     """Replaces `spec.checkpoint.replayTarget` for this operator."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_former_mode(cls, data: Any) -> Any:
+        """CRDs and generation records of earlier releases have its only value."""
+        if isinstance(data, dict) and data.get("mode") == "Global":
+            return {k: v for k, v in data.items() if k != "mode"}
+        return data
 
 
 class OperatorSpec(Spec):

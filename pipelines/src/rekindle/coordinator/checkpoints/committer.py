@@ -393,7 +393,9 @@ class Committer:
         agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
         max_wait_epochs = max(_WAIT_INTERVALS * interval_epochs, agreement_epochs)
         newest_epoch = max(best.values(), default=NO_EPOCH)
-        return [p for p, epoch in best.items() if epoch >= newest_epoch - max_wait_epochs]
+        # Whoever has saved all that was due before is not behind, however long ago that was.
+        due = inputs.next_checkpoint - interval_epochs
+        return [p for p, epoch in best.items() if max(epoch, due) >= newest_epoch - max_wait_epochs]
 
     def lacks_entries(
         self, partition: Partition, epoch: int, interval_epochs: int, next_checkpoint: int

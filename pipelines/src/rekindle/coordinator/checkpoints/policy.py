@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.checkpoints.new_generation import checkpoint_epoch_at_or_after
 from rekindle.coordinator.model import Generation
+from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.lending import may_be_live
 from rekindle.coordinator.tasks.membership import Task
 from rekindle.streams.epochs import NO_EPOCH
@@ -102,6 +103,19 @@ def replays_of(
         known = bool(epoch_s) and min(epoch_s) > 0
         target_s = without if target is None else target
         found[partition] = Replay(entry, max(epoch_s) if known else None, target_s)
+    return found
+
+
+def with_consumers(replays: Mapping[Partition, Replay], graph: Graph) -> Mapping[Partition, Replay]:
+    """What the partitions in `replays` compute again, if consumers among them have older entries: a
+    partition is restored from an entry at or before that of each of its consumers. So once some
+    partitions have saved a checkpoint epoch, it stays due until their consumers have."""
+    found: dict[Partition, Replay] = {}
+    for partition in reversed(graph.partitions):
+        if (replay := replays.get(partition)) is None:
+            continue
+        consumers = [found[c].entry for c in graph.consumers[partition] if c in found]
+        found[partition] = replace(replay, entry=min([replay.entry, *consumers]))
     return found
 
 

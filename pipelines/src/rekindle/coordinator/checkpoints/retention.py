@@ -57,6 +57,15 @@ def oldest(refs: Refs) -> EntryRef:
     return refs[-1]
 
 
+def restore_entry(refs: Refs, held_log: tuple[int, int] | None) -> EntryRef:
+    """The entry from which a task computes again all that its readers may need: the oldest one. If
+    its log has that (`held_log`: the first and the last epoch), the newest one that the log
+    reaches: the log serves those who are behind."""
+    if held_log is None or held_log[0] > oldest(refs).epoch + 1:
+        return oldest(refs)
+    return next((ref for ref in refs if ref.epoch <= held_log[1]), oldest(refs))
+
+
 def hold(partition: Partition, manifest: Manifest, progress: Progress) -> int | None:
     """The epoch, or None if it is unknown: then its inputs have to keep everything."""
     refs = manifest.entries.get(partition.key)

@@ -18,8 +18,19 @@ from rekindle.checkpoints.manifest import Manifest
 from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.checkpoints.beginnings import Beginnings, Unanswered
 from rekindle.coordinator.checkpoints.committer import CommitInputs, Committer
-from rekindle.coordinator.checkpoints.policy import next_checkpoint, replays_of, wants_checkpoint
-from rekindle.coordinator.checkpoints.retention import Progress, Refs, floors, oldest
+from rekindle.coordinator.checkpoints.policy import (
+    next_checkpoint,
+    replays_of,
+    wants_checkpoint,
+    with_consumers,
+)
+from rekindle.coordinator.checkpoints.retention import (
+    Progress,
+    Refs,
+    floors,
+    oldest,
+    restore_entry,
+)
 from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
 from rekindle.coordinator.core.obsolete import STOP_TIMEOUT_S, is_obsolete, still_writing
@@ -358,8 +369,9 @@ class Coordinator:
         """Assign a restore point to a task that has just reported that it has none, and only then.
 
         It is what a partner lends, or else the oldest entry kept for its partition, so that the
-        task can compute all that its readers may need. It does not change during this boot. While
-        all its entries are known to be unrestorable it waits for a replica that saves one.
+        task can compute all that its readers may need, or a newer one if its log has that. It does
+        not change during this boot. While all its entries are known to be unrestorable it waits for
+        a replica that saves one.
         """
         manifest = self.committer.settled_manifest  # None while a newer one may be in flight
         waits = task.response is not None and task.response.phase == TaskPhase.WAITING
@@ -374,7 +386,7 @@ class Coordinator:
         refs = self.committer.restorable(kept)
         if not refs:
             return []
-        entry, segment = oldest(refs), self._segment(task.slot)
+        entry, segment = restore_entry(refs, self._held_log(task)), self._segment(task.slot)
         try:
             begun = self._beginnings.begun_windows(segment, entry.epoch) if segment else ()
         except Unanswered as unanswered:
@@ -382,8 +394,24 @@ class Coordinator:
             return []
         self._unanswered.pop(task.slot, None)
         return self._assigned(
-            task, RestorePoint(epoch=entry.epoch, object=entry.object, begun=begun)
+            task,
+            RestorePoint(
+                epoch=entry.epoch,
+                object=entry.object,
+                begun=begun,
+                log_from=None if entry == oldest(refs) else oldest(refs).epoch + 1,
+            ),
         )
+
+    def _held_log(self, task: Task) -> tuple[int, int] | None:
+        """The log with which a task that waits will begin; None if it may be wrong."""
+        if task.response is None or self._graph is None:
+            return None
+        if self.containment.discards_log(task.slot):
+            return None
+        if self.containment.may_have_wrong_files(task.partition, self._graph):
+            return None
+        return task.response.held_log
 
     def _lent_point(self, task: Task, kept: Refs, now: float) -> RestorePoint | None:
         if self._generation is None:
@@ -434,7 +462,7 @@ class Coordinator:
         running, interval_epochs = self._running(graph), generation.checkpoint_interval_epochs
         tasks = [t for p in running for t in self._replicas[p]]
         self.next_checkpoint = next_checkpoint(
-            [replays[p] for p in running],
+            with_consumers({p: replays[p] for p in running}, graph).values(),
             interval_epochs,
             wanted=wants_checkpoint(tasks, generation, manifest),
         )

@@ -43,6 +43,7 @@ class TaskSettings:
     consistency: ConsistencySettings | None = None  # of a task that reads streams
     input_names: Sequence[str] = ()  # by `Channel.input`
     segment_name: str = ""  # for problems
+    held_log: tuple[int, int] | None = None  # see `PollResponse`
 
 
 # -- effects -------------------------------------------------------------------------------------

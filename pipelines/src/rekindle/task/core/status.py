@@ -113,6 +113,7 @@ class TaskStatus:
         # With the epoch of the newest checkpoint that was committed when it was reported.
         self._contradiction: tuple[Contradiction, int] | None = None
         self._output: Mapping[str, object] = {}  # fields of responses
+        self.held_log: tuple[int, int] | None = None  # until it has a restore point
 
     # -- written ---------------------------------------------------------------------------------
 
@@ -152,7 +153,7 @@ class TaskStatus:
             self._contradiction = (contradiction, self._committed)
 
     def start_from(self, point: RestorePoint) -> None:
-        self.restored_from, self.restoring = point.epoch, point.object
+        self.restored_from, self.restoring, self.held_log = point.epoch, point.object, None
         if point.lender is not None:
             self.lent_from, self.may_be_live = point.epoch, False
         self.step(TaskEvent.START_BEGUN)
@@ -265,6 +266,7 @@ class TaskStatus:
             epoch_p99_s=self.epoch_p99_s(),
             epoch_mean_s=self.epoch_mean_s(),
             state_bytes=self.state_bytes(),
+            held_log=self.held_log,
         )
         if parts is None:
             return base.model_copy(update=self._output)

@@ -114,6 +114,7 @@ class TaskCore:
             self.saver,
             self.lending,
         )
+        self.status.held_log = settings.held_log
 
     def _clock(self) -> float:
         return self._now

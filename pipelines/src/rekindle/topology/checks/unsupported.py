@@ -13,14 +13,11 @@ from rekindle.errors import Problem
 from rekindle.topology.operators.registry import KINDS
 from rekindle.topology.problems import NOT_SUPPORTED_YET
 from rekindle.topology.spec import (
-    OperatorCheckpointSpec,
     OperatorSpec,
     SinkSpec,
     TopologySpec,
     kinds_of,
 )
-
-_HINT_PER_WINDOW = "leave it out: only the mode PerWindow uses it, which is not supported yet"
 
 _SUPPORTED_OPERATORS = " or ".join(KINDS)
 
@@ -50,10 +47,6 @@ UNSUPPORTED: Mapping[type[BaseModel], Mapping[str, tuple[str, str]]] = {
         kind: (f"the operator {kind}", f"use {_SUPPORTED_OPERATORS}")
         for kind in OperatorSpec.KINDS
         if kind not in KINDS
-    },
-    OperatorCheckpointSpec: {
-        "mode": ("checkpoint mode PerWindow", "use Global, or leave it out"),
-        "load_target": ("loadTarget", _HINT_PER_WINDOW),
     },
     SinkSpec: _unsupported_kinds(SinkSpec, "sink"),
 }

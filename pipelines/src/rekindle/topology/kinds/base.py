@@ -133,6 +133,12 @@ class SourceOptions(Spec):
         return None
 
     @property
+    def dead_letter_connector(self) -> str | None:
+        """`module:function` in `rekindle.connectors` that opens the place of what are no rows, if
+        that has no URL."""
+        return None
+
+    @property
     def speed_field(self) -> tuple[str, float] | None:
         """The field that sets how fast the source gives its rows, and its value; None if no
         field does."""

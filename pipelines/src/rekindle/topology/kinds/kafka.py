@@ -10,7 +10,7 @@ import binascii
 import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 from pydantic import Field, field_validator
 
@@ -22,6 +22,9 @@ from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec, SchemaRegi
 from rekindle.topology.schema import Array, DataType, Scalar, Schema, Struct
 from rekindle.topology.schema import Field as SchemaField
 
+MARKERS_SUFFIX: Final = ".rekindle-epochs"
+"""The markers of what is written to a topic are in the topic with its name and this suffix."""
+TOPIC_LENGTH: Final = 249 - len(MARKERS_SUFFIX)
 _HEADER = Struct((SchemaField("key", Scalar.STRING), SchemaField("value", Scalar.BINARY)))
 _ADDED: Mapping[str, DataType] = {
     "key_column": Scalar.BINARY,
@@ -49,6 +52,7 @@ class KafkaSourceSpec(SourceOptions):
     not_in_id: ClassVar[frozenset[str]] = frozenset(
         {
             "bootstrap_servers",
+            "dead_letter_topic",
             "dead_letters",
             "max_rows_per_epoch",
             "on_bad_record",
@@ -63,6 +67,7 @@ class KafkaSourceSpec(SourceOptions):
         "brokers": "bootstrapServers",
         "deadLetter": "deadLetters",
         "deadLetterUrl": "deadLetters",
+        "deadLettersTopic": "deadLetterTopic",
         "startingoffset": "startingOffsets",
     }
 
@@ -106,10 +111,15 @@ class KafkaSourceSpec(SourceOptions):
     the next one."""
     on_bad_record: Literal["Fail", "Drop", "DeadLetter"] = "Fail"
     """What happens with a record that is not what `schema` says: the source stops at it, or it is
-    dropped, and counted, or it is also written to `deadLetters`."""
+    dropped, and counted, or it is also written to `deadLetters` or `deadLetterTopic`."""
     dead_letters: str | None = Field(None, min_length=1)
     """With `onBadRecord: DeadLetter`: URL of a directory in which bad records are kept as JSON
     lines, each once; same schemes as `spec.checkpoint.store`."""
+    dead_letter_topic: str | None = Field(
+        None, min_length=1, max_length=TOPIC_LENGTH, pattern=r"^[A-Za-z0-9._-]+$"
+    )
+    """With `onBadRecord: DeadLetter`, in place of `deadLetters`: a topic of the same brokers that
+    has bad records as they were, each once, with headers that say where they come from."""
     on_data_loss: Literal["Fail", "Skip"] = "Fail"
     """What happens if records that were not read yet are removed from the topic: the source stops,
     or goes on with the oldest ones that are there."""
@@ -176,11 +186,19 @@ class KafkaSourceSpec(SourceOptions):
     def output_url(self) -> str | None:
         return self.dead_letters
 
+    @property
+    def dead_letter_connector(self) -> str | None:
+        return None if self.dead_letter_topic is None else "kafka_dead_letters:open_dead_letters"
+
     def check(self, event_time: str | None, path: str) -> Iterator[Problem]:
-        if (self.on_bad_record == "DeadLetter") != (self.dead_letters is not None):
-            what = "onBadRecord: DeadLetter and deadLetters belong together"
-            hint = "write both, or neither"
+        places = sum(place is not None for place in (self.dead_letters, self.dead_letter_topic))
+        if places != (self.on_bad_record == "DeadLetter"):
+            what = "onBadRecord: DeadLetter and deadLetters, or deadLetterTopic, belong together"
+            hint = "write DeadLetter and one of the two, or none of them"
             yield Problem(f"{path}.deadLetters", "InvalidValue", what, hint)
+        if self.dead_letter_topic == self.topic:
+            what, hint = "the source would read its bad records again", "write another topic"
+            yield Problem(f"{path}.deadLetterTopic", "InvalidValue", what, hint)
         try:
             _ = self.starting_time_ms, self.starting_positions
         except ValueError:

@@ -6,21 +6,19 @@ Design: docs/design/exactly-once.md#topics-as-sinks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rekindle.errors import Problem
 from rekindle.topology.durations import Duration
 from rekindle.topology.kinds.base import SinkOptions
-from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
+from rekindle.topology.kinds.kafka import TOPIC_LENGTH
+from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec, SchemaRegistrySpec
 from rekindle.topology.problems import nearest
-from rekindle.topology.schema import Schema
+from rekindle.topology.schema import Scalar, Schema, is_nested, type_to_ddl
 from rekindle.topology.units import format_duration
-
-MARKERS_SUFFIX: Final = ".rekindle-epochs"
-"""The topic of a sink's markers has the name of its topic with this suffix."""
-_TOPIC_LENGTH = 249 - len(MARKERS_SUFFIX)
+from rekindle.topology.written_avro import names_not_in_avro
 
 
 class KafkaSinkSpec(SinkOptions):
@@ -30,14 +28,22 @@ class KafkaSinkSpec(SinkOptions):
         "brokers": "bootstrapServers",
         "keys": "key",
         "keyColumns": "key",
+        "registry": "schemaRegistry",
+        "value": "valueColumn",
     }
 
     bootstrap_servers: str = Field(min_length=1)
     """Brokers to begin with: `kafka-0:9092,kafka-1:9092`."""
-    topic: str = Field(min_length=1, max_length=_TOPIC_LENGTH, pattern=r"^[A-Za-z0-9._-]+$")
+    topic: str = Field(min_length=1, max_length=TOPIC_LENGTH, pattern=r"^[A-Za-z0-9._-]+$")
     """The topic, which has to exist."""
-    format: Literal["json"] = "json"
-    """Format of the values; `json` is one object in each."""
+    format: Literal["json", "csv", "raw", "avro"] = "json"
+    """Format of the values: one `json` object, one row of `csv`, one `avro` record with the number
+    of its schema, or `raw`: the value of `valueColumn`."""
+    schema_registry: SchemaRegistrySpec | None = None
+    """With `avro`: the registry that has, or gets, the schema of the columns, for the subject
+    `<topic>-value`."""
+    value_column: str | None = Field(None, min_length=1, max_length=256)
+    """With `raw`: the STRING or BINARY column whose bytes are the values; NULL is a tombstone."""
     key: tuple[str, ...] = Field((), max_length=16)
     """Columns that make the key of each record. Records with equal keys are in one partition of the
     topic, in the order of their epochs."""
@@ -49,11 +55,13 @@ class KafkaSinkSpec(SinkOptions):
 
     @property
     def format_of_files(self) -> str:
-        return self.format
+        return "json"
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        return self.security.secrets if self.security is not None else ()
+        registry = self.schema_registry and self.schema_registry.secret_ref
+        names = (*(self.security.secrets if self.security else ()), registry)
+        return tuple(sorted({name for name in names if name}))
 
     @property
     def waits_for(self) -> str:
@@ -64,6 +72,17 @@ class KafkaSinkSpec(SinkOptions):
         return 1 if self.commit_interval is None else self.commit_interval // epoch_interval
 
     def check(self, epoch_interval: int, checkpoint_interval: int, path: str) -> Iterator[Problem]:
+        for field, format, what in (
+            ("schema_registry", "avro", "the schema of Avro values is in a registry"),
+            ("value_column", "raw", "a raw value is one column"),
+        ):
+            name, is_given = self.name_of(field), getattr(self, field) is not None
+            if self.format == format and not is_given:
+                yield Problem(f"{path}.{name}", "Missing", what, f"set {name}")
+            elif self.format != format and is_given:
+                what = f"{name} applies to {format} only"
+                hint = f"leave it out: the format is {self.format}"
+                yield Problem(f"{path}.{name}", "InvalidValue", what, hint)
         if self.commit_interval is None:
             return
         is_multiple = self.commit_interval % epoch_interval == 0
@@ -77,6 +96,33 @@ class KafkaSinkSpec(SinkOptions):
             yield Problem(f"{path}.commitInterval", "NotAMultiple", what, hint)
 
     def check_columns(self, schema: Schema, path: str) -> Iterator[Problem]:
+        yield from self._check_key(schema, path)
+        if self.format == "csv":
+            yield from self._check_csv(schema, path)
+        if self.format == "avro":
+            for name in names_not_in_avro(schema):
+                what = f"{name} is no name in Avro, which has letters, digits and _ only"
+                hint = "rename it in sql: SELECT `a-b` AS a_b"
+                yield Problem(f"{path}.format", "InvalidValue", what, hint)
+        if self.value_column is not None:
+            yield from self._check_value_column(self.value_column, schema, path)
+
+    def _check_csv(self, schema: Schema, path: str) -> Iterator[Problem]:
+        for field in schema:
+            if is_nested(field.type) or field.type is Scalar.BINARY:
+                what = f"column {field.name} is a {type_to_ddl(field.type)}, which CSV has not"
+                yield Problem(f"{path}.format", "InvalidValue", what, "write json, or avro")
+
+    def _check_value_column(self, column: str, schema: Schema, path: str) -> Iterator[Problem]:
+        where = f"{path}.valueColumn"
+        if column not in schema.names:
+            hint = nearest(column, schema.names)
+            yield Problem(where, "UnknownColumn", f"unknown column {column}", hint)
+        elif (found := schema.field(column).type) not in (Scalar.STRING, Scalar.BINARY, None):
+            what = f"column {column} is a {type_to_ddl(found)}, not a STRING or BINARY"
+            yield Problem(where, "InvalidValue", what, "write CAST(... AS STRING) in sql")
+
+    def _check_key(self, schema: Schema, path: str) -> Iterator[Problem]:
         for at, column in enumerate(self.key):
             where = f"{path}.key[{at}]"
             if column not in schema.names:
