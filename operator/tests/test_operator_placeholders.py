@@ -278,9 +278,20 @@ def test_a_placeholder_asks_for_what_its_pod_does() -> None:
         assert raw["spec"]["nodeSelector"] == {"zone": "z"}
         assert {"key": "gpu", "operator": "Exists"} in raw["spec"]["tolerations"]
         assert raw["spec"]["priorityClassName"] == "lowest"
+        assert "preemptionPolicy" not in raw["spec"], "that of the class"
         (only,) = raw["spec"]["containers"]
         assert only["resources"]["limits"] == only["resources"]["requests"]
         assert only["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_without_a_class_none_preempts_tasks() -> None:
+    """The API server refuses the policy if the cluster's default class has another one."""
+    cluster = autoscaled()
+    lose_all_tasks(cluster)
+    wait(cluster)
+    for pod in placeholders(cluster):
+        spec = cluster.raw_pods[pod.name]["spec"]
+        assert (spec.get("priorityClassName"), spec["preemptionPolicy"]) == (None, "Never")
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=6))

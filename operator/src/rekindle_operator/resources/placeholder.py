@@ -82,6 +82,8 @@ def placeholder_pod(view: TopologyView, gated: PodView, defaults: PodDefaults) -
         spec["imagePullSecrets"] = list(secrets)
     if defaults.placeholder_class:
         spec["priorityClassName"] = defaults.placeholder_class
+    else:  # the cluster's default class may preempt tasks: then the API server refuses this
+        spec["preemptionPolicy"] = "Never"
     meta: Manifest = {
         "name": placeholder_name(gated),
         "namespace": view.namespace,
