@@ -65,6 +65,7 @@ class PlaceholderInputs:
             namespaces.get(ref.topology_uid, "")
             for ref, uncreated in snapshot.uncreated_pods.items()
             if uncreated.over_quota_since is not None and not uncreated.is_abandoned(now)
+            if not ref.slot.startswith(names.ROLE_STANDBY)  # which needs no room while others do
         )
         return cls(
             snapshot,
