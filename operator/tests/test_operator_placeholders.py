@@ -231,6 +231,20 @@ def test_a_topology_that_cannot_be_decided_on_takes_no_others_placeholders(
     assert placeholders(cluster)
 
 
+def test_a_pod_that_no_node_takes_keeps_no_others_placeholders_away() -> None:
+    """Its gate is open nearly always: it waits for a claim, say, and is made again."""
+    cluster = autoscaled(mode="Blocking")
+    lose_all_tasks(cluster)
+    cluster.add_topology("bad", flights_spec())
+    cluster.unbound_segments = {pod.segment_name for pod in cluster.tasks().values()}
+    cluster.add_node("new-1", cpu_m=2 * CPU_OF_A_TASK_M + 100)
+    created = run_passes(cluster, 40)
+    assert any(pod.required_node for pod in cluster.tasks("bad").values())
+    unbound = [pod for pod in placeholders(cluster) if pod.node is None]
+    assert len(unbound) >= len(cluster.tasks()) - 4, "two nodes take two each"
+    assert created < 40, "they are made again when its gates are opened, not in each pass"
+
+
 def test_a_suspended_or_deleted_topology_has_none() -> None:
     cluster = autoscaled()
     lose_all_tasks(cluster)

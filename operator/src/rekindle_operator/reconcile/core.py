@@ -182,7 +182,7 @@ def reconcile_all(
     decide = partial(_decide, standbys=standbys, preemption=preemption, capacity=capacity)
     decisions = topologies.run(decide, needs)
 
-    given = PlaceholderInputs.of(snapshot, now, placeholders, decisions.values())
+    given = PlaceholderInputs.of(pass_inputs, placeholders, decisions.values())
     decided = {uid: inputs[uid] for uid in decisions}
     autoscaling = topologies.run_together(lambda i: placeholder_actions(i, plan, given), decided)
     decisions = topologies.without_failed(decisions)

@@ -29,6 +29,7 @@ from rekindle_operator.reconcile.actions import (
     OpenGate,
     TopologyActions,
 )
+from rekindle_operator.reconcile.context import PassInputs
 from rekindle_operator.reconcile.planning import PlanInput, missing_of
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.resources.placeholder import placeholder_name, placeholder_pod
@@ -38,7 +39,7 @@ _AGAIN_AFTER_S = 60.0  # of one that a kubelet has refused or evicted
 
 @dataclass(frozen=True, slots=True)
 class PlaceholderInputs:
-    """What all topologies share. `openings`: see `nodes_with_openings`; `schedulable`: nodes to
+    """What all topologies share. `openings`: see `_nodes_with_openings`; `schedulable`: nodes to
     which the scheduler binds pods, whatever the operator knows of them; `full`: namespaces in which
     a quota has no room for a pod that a topology needs."""
 
@@ -52,11 +53,11 @@ class PlaceholderInputs:
     @classmethod
     def of(
         cls,
-        snapshot: Snapshot,
-        now: float,
+        pass_inputs: PassInputs,
         placeholders: Iterable[PodView],
         decisions: Iterable[TopologyActions],
     ) -> PlaceholderInputs:
+        snapshot, now = pass_inputs.snapshot, pass_inputs.now
         by_owner = defaultdict[str, list[PodView]](list)
         for pod in placeholders:
             by_owner[pod.owner_uid or ""].append(pod)
@@ -71,7 +72,7 @@ class PlaceholderInputs:
             snapshot,
             now,
             by_owner,
-            nodes_with_openings(snapshot, decisions),
+            _nodes_with_openings(pass_inputs, decisions),
             frozenset(n.name for n in snapshot.nodes if n.ready and not n.cordoned),
             frozenset(over_quota),
         )
@@ -94,8 +95,12 @@ def without_placeholders(snapshot: Snapshot) -> tuple[Snapshot, tuple[PodView, .
     return replace(snapshot, pods=others), tuple(found.values())
 
 
-def nodes_with_openings(snapshot: Snapshot, decisions: Iterable[TopologyActions]) -> frozenset[str]:
-    """Nodes of gates that are opened now, or were, of pods that are not bound yet."""
+def _nodes_with_openings(
+    pass_inputs: PassInputs, decisions: Iterable[TopologyActions]
+) -> frozenset[str]:
+    """Nodes of gates that are opened now, or were a moment ago, of pods that are not bound yet. One
+    that waits for longer does so for something else, and may do so nearly always."""
+    snapshot, now = pass_inputs.snapshot, pass_inputs.now
     opened = {
         pod.required_node
         for pod in snapshot.pods
@@ -104,6 +109,7 @@ def nodes_with_openings(snapshot: Snapshot, decisions: Iterable[TopologyActions]
         and pod.required_node is not None
         and names.GATE not in pod.gates
         and not (pod.terminating or pod.ended)
+        and snapshot.ungated_s(pod, now) < pass_inputs.timing.scheduling_timeout_s
     }
     actions = (action for decision in decisions for action in decision.actions)
     opening = (action.node for action in actions if isinstance(action, OpenGate))
