@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rekindle.topology.load import load_spec
 from rekindle_testing.embedded.kafka import KafkaBroker
 from rekindle_testing.harness.task_processes import task_processes
 
@@ -83,6 +84,15 @@ def test_the_oracle_joins_and_ends_sessions() -> None:
     assert example().oracle([views, []], [clicks]) == []
 
 
+def test_the_topology_is_valid() -> None:
+    spec = load_spec(yaml.safe_load((EXAMPLE / "topology.yaml").read_text())["spec"])
+    topics = {source.kafka.topic for source in spec.sources if source.kafka is not None}
+    assert topics == {example().VIEWS, example().CLICKS}
+
+
+# Long: windows over a topic, joins, and topics as sinks are each compared with a reference in tests
+# of their own; here is that they fit together.
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(900)
 def test_the_topic_has_what_the_oracle_says(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from kafka_parts import Topic, new_topic, open_kafka, spec_of
 from kafka_sink_parts import committed
@@ -100,4 +102,17 @@ def test_a_topic_that_is_not_there_is_named(kafka_broker: KafkaBroker) -> None:
     letters = letters_of(new_topic(kafka_broker), missing)
     with pytest.raises(SourceFailed, match="source clicks: deadLetterTopic no-such-topic at"):
         letters.put(3, [letter(1)])
+    letters.close()
+
+
+def test_a_record_that_is_too_large_is_named_whatever_is_beside_it(
+    kafka_broker: KafkaBroker,
+) -> None:
+    dead = new_topic(kafka_broker, 2)
+    letters = letters_of(new_topic(kafka_broker), dead)
+    large = replace(letter(1), value=b"x" * 2_000_000)  # in a request of its own
+    with pytest.raises(SourceFailed, match=r"too large.*raise max\.message\.bytes of the topic"):
+        letters.put(3, [large, letter(2)])
+    put(letters, 3, letter(2))
+    assert values(dead) == [b"v2"]
     letters.close()

@@ -104,6 +104,21 @@ def test_avro_is_read_as_it_was_written(rows: pa.Table) -> None:
         assert stream.read() == b""
 
 
+def test_no_two_records_of_avro_have_one_name() -> None:
+    for ddl in (
+        "a STRUCT<b: STRUCT<x: INT>>, a_b STRUCT<y: INT>",
+        "a ARRAY<STRUCT<x: INT>>, a_item STRUCT<y: INT>",
+        "a STRUCT<a: STRUCT<a: ARRAY<STRUCT<a: INT>>>>, item STRUCT<item: INT>",
+        "string STRUCT<string: STRUCT<long: INT>>, Row STRUCT<Row: INT>",
+    ):
+        schema = arrow_schema(ddl_to_schema(ddl))
+        text = avro_schema(schema)
+        fastavro.parse_schema(json.loads(text))
+        rows = pa.Table.from_pylist([dict.fromkeys(schema.names)], schema=schema)
+        decoder = ValueDecoder(AvroValues(schema, text, None), schema)
+        assert decoder.decode(encode_avro(rows)).rows.to_pylist() == rows.to_pylist()
+
+
 @given(tables(SCALARS))
 def test_csv_is_read_as_it_was_written(rows: pa.Table) -> None:
     assert read_csv(encode_csv(rows), rows.schema).to_pylist() == rows.to_pylist()

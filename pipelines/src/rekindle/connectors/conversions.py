@@ -352,10 +352,11 @@ def _text_as_decimal(column: pa.Array, target: pa.DataType, rules: TextRules) ->
     )
     _require(fits, "a number does not fit")
     sign = pc.replace_substring(pc.struct_field(parts, "sign"), "+", "")
-    fraction = pc.if_else(pc.equal(fraction, ""), "0", fraction)
-    digits = pc.binary_join_element_wise(sign, "0", whole, ".", fraction, "")
+    zero, point, nothing = (pa.scalar(t, text.type) for t in ("0", ".", ""))  # Arrow joins one type
+    fraction = pc.if_else(pc.equal(fraction, ""), zero, fraction)
+    digits = pc.binary_join_element_wise(sign, zero, whole, point, fraction, nothing)
     if target.scale == 0:  # no digit may be left after the point, not even 0
-        digits = pc.binary_join_element_wise(sign, "0", whole, "")
+        digits = pc.binary_join_element_wise(sign, zero, whole, nothing)
     return pc.cast(digits, target)
 
 

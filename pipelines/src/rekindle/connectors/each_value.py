@@ -27,6 +27,10 @@ from rekindle.connectors.conversions import (
 
 _DAY = r"\d{4}-(0[1-9]|1[0-2])-(0[1-9]|1\d|2[0-8])"
 _TIME = r"([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d{1,6})?Z?"
+_ANY_DAY = r"[+-]?\d{4,9}-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])"
+_ANY_TIME = r"([01]\d|2[0-4])(:[0-5]\d(:([0-5]\d|60)(\.\d{0,6}0*)?)?)?"
+_ANY_ZONE = r"(UTC|[zZ]|[+-]\d{2}(:?\d{2})?(\[[\w/+-]+\])?|Z\[[\w/+-]+\])?"
+_BLANKS = r"[^!-~]*"  # spaces are in it, also those that are not in ASCII
 _DIGITS = {8: 2, 16: 4, 32: 9, 64: 18}
 """So many digits are in the range of a whole number of so many bits."""
 Rows = npt.NDArray[np.int64]
@@ -66,7 +70,7 @@ def _convert_most(column: pa.Array, target: pa.DataType, rules: TextRules) -> tu
     pattern = surely_fits(target) if kind_of(column.type) is Kind.TEXT else None
     if pattern is not None:
         texts = pc.cast(column, pa.large_string())
-        fits, fails = _matches(texts, pattern, True), _matches(texts, surely_fails(target), False)
+        fits, fails = _matches(texts, pattern), ~_matches(texts, may_fit(target))
         doubtful = np.flatnonzero(~fits & ~fails)
         values = texts.take(pa.array(doubtful)).dictionary_encode()
         wrong = by_halves(values.dictionary, target, rules)
@@ -80,11 +84,11 @@ def _convert_most(column: pa.Array, target: pa.DataType, rules: TextRules) -> tu
     return _convert_without(column, failing, target, rules), failing
 
 
-def _matches(texts: pa.Array, pattern: str | None, null: bool) -> npt.NDArray[np.bool_]:
-    """`null`: what is so for NULL."""
+def _matches(texts: pa.Array, pattern: str | None) -> npt.NDArray[np.bool_]:
+    """NULL does, and without a pattern all do."""
     if pattern is None:
-        return np.zeros(len(texts), np.bool_)
-    found = pc.fill_null(pc.match_substring_regex(texts, pattern), null)
+        return np.ones(len(texts), np.bool_)
+    found = pc.fill_null(pc.match_substring_regex(texts, pattern), True)
     matches: npt.NDArray[np.bool_] = found.to_numpy(zero_copy_only=False).copy()
     return matches
 
@@ -132,15 +136,16 @@ def surely_fits(target: pa.DataType) -> str | None:
     return r"^(true|false)?$" if types.is_boolean(target) else None
 
 
-def surely_fails(target: pa.DataType) -> str | None:
-    """Matches only texts that are no values of the type: of characters that none has; None: nothing
-    is known."""
+def may_fit(target: pa.DataType) -> str | None:
+    """Matches all texts that are values of the type, and few others: each of these costs several
+    conversions; None: nothing is known."""
     types = pa.types
     if types.is_integer(target):
-        return r"[^0-9+-]"
+        return r"^[0-9+-]*$"
     if types.is_floating(target):
-        return r"[^0-9+.eEiInNfFtTyYaA-]"
+        return r"^[0-9+.eEiInNfFtTyYaA-]*$"
     if types.is_decimal(target):
-        return r"[^0-9+.eE-]"
-    begins_with_another = r"^[!-*,./:-~]"  # a day begins with a digit or a sign
-    return begins_with_another if types.is_timestamp(target) or types.is_date(target) else None
+        return r"^[0-9+.eE-]*$"
+    if types.is_timestamp(target):
+        return rf"^{_BLANKS}({_ANY_DAY}([Tt ]{_ANY_TIME})?\s*{_ANY_ZONE}{_BLANKS})?$"
+    return rf"^({_ANY_DAY})?$" if types.is_date(target) else None

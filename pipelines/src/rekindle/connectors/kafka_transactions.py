@@ -35,7 +35,7 @@ from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
 
 SESSION_S = 15.0
 """How long the begin of a session may take: a transaction of the former one is aborted."""
-COMMIT_S = 30.0
+COMMIT_S, COMMIT_CALL_S = 30.0, 2.0
 QUEUE_S = 30.0
 """How long a full queue may take no record."""
 TRANSACTION_S, LONGEST_TRANSACTION_S = 60.0, 900.0
@@ -140,11 +140,23 @@ class TopicTransactions:
         producer, key = self._open_producer(), self._id.encode()
         try:
             producer.produce(markers_topic(self._topic), encode_marker(through), key, PARTITION)
-            producer.commit_transaction(COMMIT_S)
+            self._commit(producer)
         except (KafkaException, BufferError) as error:
             raise self._session_ended(f"cannot commit epoch {through}", error) from error
         self.group = None
         self._turn.committed(through)
+
+    def _commit(self, producer: Producer) -> None:
+        """In several calls: each waits for all records, also if a broker has refused one, and the
+        next one says why."""
+        deadline = self._clock() + COMMIT_S
+        while True:
+            try:
+                producer.commit_transaction(COMMIT_CALL_S)
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or self._clock() >= deadline:
+                    raise
 
     def discard(self) -> None:
         """Ends the transaction: an open one holds up those who read the topic."""

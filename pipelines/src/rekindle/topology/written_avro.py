@@ -62,7 +62,7 @@ def _record(fields: tuple[Field, ...], name: str) -> dict[str, Any]:
         "fields": [
             {
                 "name": field.name,
-                "type": _or_null(field.type, f"{name}_{field.name}"),
+                "type": _or_null(field.type, f"{name}.{field.name}"),
                 "default": None,
             }
             for field in fields
@@ -71,7 +71,8 @@ def _record(fields: tuple[Field, ...], name: str) -> dict[str, Any]:
 
 
 def _or_null(data_type: DataType | None, name: str) -> list[Any]:
-    """`name`: of the record, if it is one."""
+    """`name`: of the record, if it is one: its path, which no other has. All before its last point
+    is a namespace."""
     match data_type:
         case None:
             found: Any = _SCALARS[Scalar.STRING]
@@ -85,7 +86,7 @@ def _or_null(data_type: DataType | None, name: str) -> list[Any]:
                 "scale": scale,
             }
         case Array(element):
-            found = {"type": "array", "items": _or_null(element, f"{name}_item")}
+            found = {"type": "array", "items": _or_null(element, name)}
         case Struct(fields):
             found = _record(fields, name)
     return ["null", found]
