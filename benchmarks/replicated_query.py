@@ -97,9 +97,11 @@ def topology_resource(name: str, load: Load, rows: int | None = None) -> dict[st
 
 
 @contextmanager
-def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, TopologyRun]]:
-    """The topology, redundant and with a checkpoint. Coordinator and operator are on nodes that are
-    too small for tasks, so that nothing else is lost with a task's node."""
+def replicated_run(
+    name: str, load: Load, resource: dict[str, Any] | None = None
+) -> Iterator[tuple[EmbeddedCluster, TopologyRun]]:
+    """The topology, or another one, redundant and with a checkpoint. Coordinator and operator are
+    on nodes that are too small for tasks, so that nothing else is lost with a task's node."""
     with (
         temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=TASK_NODES, on_progress=print) as cluster,
@@ -110,7 +112,7 @@ def replicated_run(name: str, load: Load) -> Iterator[tuple[EmbeddedCluster, Top
             cluster.add_node(TOO_SMALL_FOR_TASKS)
         cluster.create_claim("rekindle")
         cluster.install()
-        with TopologyRun(cluster, topology_resource(name, load)) as run:
+        with TopologyRun(cluster, resource or topology_resource(name, load)) as run:
             wait_for("the coordinator's node", lambda: _is_placed(run), 60)
             cluster.kubectl("uncordon", *for_tasks)
             run.wait_live(START_TIMEOUT_S)

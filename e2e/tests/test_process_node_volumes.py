@@ -80,3 +80,30 @@ def test_a_token_is_refreshed_though_another_volume_fails(
     assert (tmp_path / "token/token").read_text() == "token 2"
     assert (tmp_path / "config/a").read_text() == "1", "files stay as they are"
     assert found == problems
+
+
+def test_a_changed_annotation_is_in_its_file_at_once(tmp_path: Path) -> None:
+    field = {"path": "slot", "fieldRef": {"fieldPath": "metadata.annotations['slot']"}}
+    spec = {"volumes": [{"name": "pod", "downwardAPI": {"items": [field]}}]}
+    file = tmp_path / "pod/slot"
+
+    async def refresh() -> None:
+        manager = VolumeManager(
+            volumes_of(Api(), tmp_path, time.time),
+            refresh_s=600.0,
+            record_problem=print,
+            evict=print,
+        )
+        pod: dict[str, Any] = {"metadata": {**POD["metadata"], "annotations": {}}, "spec": spec}
+        assert await manager.sync(pod, DOWNWARD_VALUES) is not None
+        assert file.read_text() == ""
+        pod = {**pod, "metadata": {**pod["metadata"], "annotations": {"slot": "s"}}}
+        await manager.sync(pod, DOWNWARD_VALUES)
+        manager.refresh_now()
+        await manager.sync(pod, DOWNWARD_VALUES)
+        deadline = time.monotonic() + 5
+        while file.read_text() == "" and time.monotonic() < deadline:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(refresh())
+    assert file.read_text() == "s"

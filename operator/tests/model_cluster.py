@@ -45,6 +45,7 @@ from rekindle_operator.reconcile.actions import (
     DryRun,
     EmitEvent,
     EnsureObject,
+    GiveSlot,
     OpenGate,
     QuarantineNode,
     WriteStatus,
@@ -195,9 +196,18 @@ class ModelCluster(ModelState):
                 assert pod.required_node is None, "planned for a node that its selector rules out"
                 continue
             raw["spec"]["nodeName"] = name
-            ready = [] if pod.name in self.stuck else [{"type": "Ready", "status": "True"}]
+            is_ready = pod.name not in self.stuck and pod.role != names.ROLE_STANDBY
+            ready = [{"type": "Ready", "status": "True"}] if is_ready else []
             address = f"127.1.0.{1 + self.next_version() % 250}"
-            raw["status"] = {"phase": "Running", "conditions": ready, "podIP": address}
+            started = {"name": names.TASK_CONTAINER, "started": pod.name not in self.stuck}
+            is_standby = pod.role == names.ROLE_STANDBY
+            containers = {"containerStatuses": [started]} if is_standby else {}
+            raw["status"] = {
+                "phase": "Running",
+                "conditions": ready,
+                "podIP": address,
+                **containers,
+            }
             if self.refused_by_kubelets and pod.segment_name == self.refused_by_kubelets:
                 raw["status"] = {"phase": "Failed", "reason": "SysctlForbidden", "message": "no"}
             raw["metadata"]["resourceVersion"] = str(self.next_version())
@@ -296,6 +306,17 @@ class ModelCluster(ModelState):
                 self.delete_pod(name, uid, 0 if at_once else grace_s)
             case OpenGate(name=name, patch=patch):
                 self.patch_pod(name, patch)
+            case GiveSlot(name=name, uid=uid, ref=ref, patch=patch):
+                assert self.raw_pods[name]["metadata"]["uid"] == uid
+                status = self.topologies[ref.topology_uid.removeprefix("uid-")].status
+                slots = {s["slot"]: s["incarnation"] for s in status["slots"]}
+                assert slots[ref.slot] == ref.incarnation, "not reserved before"
+                self.patch_pod(name, patch)
+                pod = view_of(self.raw_pods[name])
+                here = [p for p in self.pods_on(pod.node or "") if p.name != name and not p.ended]
+                assert not has_other_replica(pod, here), f"I6: a replica of {ref.slot} is there"
+                used = [p.ref for p in self.pods()]
+                assert used.count(ref) == 1, f"{ref} has two pods"
             case WriteStatus(name=name, status=status):
                 self.write_status(name, dict(status))
             case EnsureObject():
@@ -397,6 +418,9 @@ class ModelCluster(ModelState):
         meta = manifest["metadata"]
         owner = meta["labels"][names.LABEL_TOPOLOGY]
         assert not self.topologies[owner].deleting, "created for a topology that is being deleted"
+        if meta["labels"][names.LABEL_ROLE] == names.ROLE_STANDBY:
+            self._store_pod(manifest)
+            return
         base, _, incarnation = meta["name"].rpartition("-")
         assert int(incarnation) > self.highest.get(base, 0), f"{meta['name']} existed before"
         slots = self.topologies[owner].status["slots"]
@@ -428,7 +452,8 @@ class ModelCluster(ModelState):
         raw = self.raw_pods[name]
         raw["metadata"]["resourceVersion"] = str(self.next_version())
         for operation in patch:
-            *parents, last = operation["path"].strip("/").split("/")
+            steps = operation["path"].strip("/").split("/")
+            *parents, last = (s.replace("~1", "/").replace("~0", "~") for s in steps)
             place: Any = raw
             for step in parents:
                 place = place[int(step)] if isinstance(place, list) else place[step]

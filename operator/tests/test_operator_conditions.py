@@ -46,7 +46,7 @@ def test_an_internal_error_is_reported_and_others_recover(
     assert running.query_states("bad") == {}
 
 
-@pytest.mark.parametrize("step", ["_measure_capacity", "plan_all", "preempt"])
+@pytest.mark.parametrize("step", ["_measure_capacity", "plan_with_standbys", "preempt"])
 def test_what_fails_for_all_fails_for_one(
     running: ModelCluster, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -35,6 +35,7 @@ _STEPS = st.lists(
         st.tuples(st.just("pass"), st.sampled_from([0.5, 2.0, 4.0, 11.0, 70.0])),
         st.tuples(st.just("bind"), st.booleans()),
         st.tuples(st.just("suspend"), st.booleans()),
+        st.tuples(st.just("standbys"), st.integers(0, 2)),
         st.tuples(st.just("cordon"), _NODES),
         st.tuples(st.just("second"), st.sampled_from(["Progressive", "Blocking"])),
         st.tuples(st.just("drop"), st.integers(0, 40)),
@@ -81,6 +82,8 @@ def _do(cluster: ModelCluster, step: tuple[Any, ...]) -> None:
             cluster.refused_by_kubelets = segment
         case ("quota", value):
             cluster.quota = value
+        case ("standbys", number):
+            cluster.edit("flights", recovery={"standby": number})
         case ("suspend", value):
             cluster.edit("flights", suspend=value)
         case ("second", mode) if "second" not in cluster.topologies:

@@ -43,6 +43,7 @@ from rekindle_operator.reconcile.actions import (
     DryRun,
     EmitEvent,
     EnsureObject,
+    GiveSlot,
     OpenGate,
     QuarantineNode,
     TopologyActions,
@@ -117,6 +118,13 @@ class Executor:
                 _describe(error),
             )
             # A task's pod is reported by the queries that wait for it.
+            if isinstance(action, GiveSlot):
+                # The slot gets another pod, and the standby no slot for a while.
+                self._cluster.remember_create_attempt(action.standby, None)
+                self._cluster.remember_failed_create(
+                    action.standby, _message(error), None, may_exist=True
+                )
+                return Outcome.FAILED
             if not ends and (not isinstance(action, CreatePod) or action.is_coordinator):
                 self._cluster.action_failed(
                     scheduled.topology_uid, _failure_key(scheduled), _describe(error)
@@ -164,8 +172,8 @@ class Executor:
                 self._create(_collection(manifest), manifest)
             case DeletePod():
                 self._delete_pod(action)
-            case OpenGate():
-                self._open_gate(action)
+            case OpenGate() | GiveSlot():
+                self._patch_pod(action)
             case WriteStatus():
                 self._write_status(action)
             case EmitEvent():
@@ -259,10 +267,12 @@ class Executor:
             else:
                 self._cluster.pods.put(response)
 
-    def _open_gate(self, action: OpenGate) -> None:
+    def _patch_pod(self, action: OpenGate | GiveSlot) -> None:
+        """Raises ApiException, also for a standby that is gone."""
         path = f"/api/v1/namespaces/{action.namespace}/pods/{action.name}"
+        may_be_gone = () if isinstance(action, GiveSlot) else (404,)
         response = self._call(
-            "PATCH", path, list(action.patch), content_type=_JSON_PATCH, none_for_status=404
+            "PATCH", path, list(action.patch), content_type=_JSON_PATCH, none_for_status=may_be_gone
         )
         if response is not None:
             self._cluster.pods.put(response)

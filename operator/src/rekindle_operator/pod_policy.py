@@ -66,7 +66,7 @@ def parse_policy(raw: Mapping[str, Any]) -> PodPolicy:
 
 
 def task_limit_problems(tasks: int, policy: PodPolicy) -> list[Problem]:
-    """`tasks`: of the whole topology, replicas included."""
+    """`tasks`: of the whole topology, replicas and standbys included."""
     if tasks <= policy.max_tasks:
         return []
     what = f"needs {tasks} tasks; the limit for a topology is {policy.max_tasks}"

@@ -97,6 +97,8 @@ class _World:
                 self._coordinator_nodes[owner] = view.node
             elif view.role == names.ROLE_TASK and key in self._tasks and not view.terminating:
                 self._nodes_of[key] = view.node
+            elif view.role == names.ROLE_STANDBY and owner in self._coordinators:
+                continue  # a plan takes its capacity back
             else:
                 self._others.setdefault(view.node, []).append(view.requests)
         if not self._nodes_of:

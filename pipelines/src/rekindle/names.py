@@ -35,6 +35,7 @@ LABEL_INCARNATION = f"{GROUP}/incarnation"
 
 ROLE_TASK = "task"
 ROLE_COORDINATOR = "coordinator"
+ROLE_STANDBY = "standby"  # of a pod that waits for a slot; then it is a task
 ROLE_PLACEHOLDER = "placeholder"  # of a pod by which an autoscaler sees what a gated one lacks
 
 GATE = f"{GROUP}/awaiting-capacity"
@@ -44,6 +45,7 @@ ANNOTATION_OPENED = f"{GROUP}/opened-at"  # when the gate was opened, seconds si
 ANNOTATION_FAILED_PLACEMENTS = f"{GROUP}/attempt"  # earlier pods of the slot that no node started
 ANNOTATION_LOST = f"{GROUP}/lost-at"  # when the pod that this one replaces was lost
 ANNOTATION_REPLACES = f"{GROUP}/replaces"  # in a move to an emptier node: the pod that it replaces
+ANNOTATION_SLOT = f"{GROUP}/slot"  # of one that was a standby: the slot that it was given, as JSON
 # Of task pods and coordinator pods
 ANNOTATION_TEMPLATE = f"{GROUP}/template"  # digest of what it was made from; another now: outdated
 ANNOTATION_TOKEN = f"{GROUP}/token"  # digest of the topology's token when it was created
@@ -102,6 +104,11 @@ def token_secret_name(topology: str, uid: str) -> str:
 
 def coordinator_pod_name(topology: str, incarnation: int) -> str:
     return object_name(topology, COORDINATOR_KEY, incarnation)
+
+
+def standby_pod_name(topology: str, generation: int, number: int) -> str:
+    """No task's pod has this name: those end in three numbers."""
+    return object_name(topology, ROLE_STANDBY, generation, number)
 
 
 def task_pod_name(

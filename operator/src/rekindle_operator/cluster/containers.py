@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rekindle.names import ROLE_STANDBY
 from rekindle_operator.cluster.model import PodView
 
 _STARTING = ("", "PodInitializing", "ContainerCreating")
@@ -114,9 +115,11 @@ def failing_since(
     before: Mapping[str, float], pods: Iterable[PodView], now: float
 ) -> dict[str, float]:
     """Since when each pod of a topology has errors, by uid and this process's clock. It ends when
-    it is ready: one that runs between two crashes still counts."""
+    it is ready: one that runs between two crashes still counts. Without standbys, which are never
+    ready: what failed before one had a slot is not its task's."""
     return {
         p.uid: before.get(p.uid, now)
         for p in pods
-        if p.topology is not None and (p.container_error or (p.uid in before and not p.ready))
+        if p.topology is not None and p.role != ROLE_STANDBY
+        if p.container_error or (p.uid in before and not p.ready)
     }

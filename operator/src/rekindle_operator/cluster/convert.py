@@ -100,6 +100,7 @@ def pod_view(raw: Json) -> PodView:
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     bound = spec.get("nodeName")
     own = labels.get(names.LABEL_ROLE, "")  # the name of the container, too
+    own = names.TASK_CONTAINER if own == names.ROLE_STANDBY else own
     ready = _is_ready(status, own)
     sidecar_error, sidecar_ended = sidecar_failure(status, own)
     return PodView(
@@ -116,6 +117,8 @@ def pod_view(raw: Json) -> PodView:
         or status.get("phase", "Pending") != "Pending",
         ready=ready,
         was_ready=ready or _was_ready(status),
+        started=bool(own_container(status, own).get("started")),
+        restarted_at=_restarted_at(own_container(status, own)),
         owner_uid=_controller(meta),
         topology=labels.get(names.LABEL_TOPOLOGY),
         role=labels.get(names.LABEL_ROLE),
@@ -139,6 +142,7 @@ def pod_view(raw: Json) -> PodView:
         placement_failure=_failure_message(status) if bound else _scheduler_message(status),
         predecessor_lost_at=_number(annotations.get(names.ANNOTATION_LOST)),
         replaces=annotations.get(names.ANNOTATION_REPLACES, ""),
+        given_slot=annotations.get(names.ANNOTATION_SLOT, ""),
         annotations={} if bound else annotations,
         node_selector={} if bound else spec.get("nodeSelector") or {},
         tolerations=() if bound else tolerations_of(spec),
@@ -312,6 +316,13 @@ def _was_ready(status: Json) -> bool:
     if ready.get("status") == "True" or not began or not changed:
         return ready.get("status") == "True"
     return parse_time(changed) - parse_time(began) > _FIRST_REPORT_S
+
+
+def _restarted_at(container: Json) -> float | None:
+    """When it ended last; None: it has never ended."""
+    state, last = container.get("state") or {}, container.get("lastState") or {}
+    ended = state.get("terminated") or last.get("terminated") or {}
+    return parse_time(ended["finishedAt"]) if ended.get("finishedAt") else None
 
 
 def _scheduler_message(status: Json) -> str:

@@ -18,7 +18,7 @@ from math import inf
 from typing import Any
 
 from rekindle.errors import Problem
-from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR, ROLE_TASK
+from rekindle.names import COORDINATOR_KEY, ROLE_COORDINATOR, ROLE_STANDBY, ROLE_TASK
 from rekindle.report import Report, read_report
 from rekindle.topology.model import Slot
 from rekindle_operator.cluster.amounts import ResourceAmounts
@@ -94,6 +94,8 @@ class PodView:
     accepted_by_kubelet: bool = False  # the kubelet of its node has started to handle it
     ready: bool = False  # its own container: of the task, or of the coordinator
     was_ready: bool = False  # now, or earlier
+    started: bool = False  # its own container has passed its startup probe; of a standby: warm
+    restarted_at: float | None = None  # when its own container last ended, by its kubelet's clock
     owner_uid: str | None = None
     topology: str | None = None
     role: str | None = None
@@ -118,6 +120,7 @@ class PodView:
     placement_failure: str = ""  # message of the scheduler; of its kubelet if it has failed
     predecessor_lost_at: float | None = None  # when the pod it replaces was lost, if it was
     replaces: str = ""  # name of the pod that it is to replace, in a move to an emptier node
+    given_slot: str = ""  # of one that was a standby, as JSON
     annotations: Mapping[str, str] = field(default_factory=dict)  # of gated pods
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Toleration, ...] = ()
@@ -141,7 +144,8 @@ class PodView:
     def as_owned_by(self, topology: str) -> PodView:
         """Without role and slot, if its labels do not say what it is in the topology."""
         is_task = self.role == ROLE_TASK and self.slot is not None
-        if self.topology == topology and (is_task or self.role == ROLE_COORDINATOR):
+        others = (ROLE_COORDINATOR, ROLE_STANDBY)
+        if self.topology == topology and (is_task or self.role in others):
             return self
         return replace(self, topology=topology, role=None, slot=None)
 

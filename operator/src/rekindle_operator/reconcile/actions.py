@@ -135,6 +135,20 @@ class OpenGate:
 
 
 @dataclass(frozen=True, slots=True)
+class GiveSlot:
+    """Make a standby the task of a slot. `ref`: slot and incarnation, which no other pod has or
+    will have: a request whose result is not known is not repeated under it. `standby`: its own,
+    to remember a refusal."""
+
+    namespace: str
+    name: str
+    uid: str
+    ref: IncarnationRef
+    standby: IncarnationRef
+    patch: tuple[Manifest, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Server-side apply of all that the operator owns of the status. Not urgent: only numbers that
     change with every epoch have changed. `new_incarnations`: those that it reserves, and that no
@@ -200,6 +214,7 @@ Action = (
     | CreatePlaceholder
     | DeletePod
     | OpenGate
+    | GiveSlot
     | WriteStatus
     | EmitEvent
     | QuarantineNode
@@ -215,6 +230,7 @@ METRIC_KINDS: Mapping[type, str] = {
     CreatePlaceholder: "CreatePlaceholder",
     DeletePod: "DeletePod",
     OpenGate: "OpenGate",
+    GiveSlot: "GiveSlot",
     WriteStatus: "WriteStatus",
     EmitEvent: "EmitEvent",
     QuarantineNode: "QuarantineNode",

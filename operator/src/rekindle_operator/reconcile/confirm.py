@@ -15,7 +15,13 @@ from dataclasses import dataclass
 
 from rekindle import names
 from rekindle_operator.cluster.model import LeaseView, NodeView, PodView, Snapshot, TopologyView
-from rekindle_operator.reconcile.actions import Action, CreatePod, DeletePod, TopologyActions
+from rekindle_operator.reconcile.actions import (
+    Action,
+    CreatePod,
+    DeletePod,
+    GiveSlot,
+    TopologyActions,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +86,7 @@ def _node_names(
 
 
 def _replaces(action: Action) -> bool:
-    return isinstance(action, CreatePod) and action.ref.incarnation > 1
+    return isinstance(action, (CreatePod, GiveSlot)) and action.ref.incarnation > 1
 
 
 def _lease(

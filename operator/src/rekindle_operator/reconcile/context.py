@@ -205,7 +205,7 @@ def _accept(
         case Compiled(topology):
             candidate = CompiledGeneration(view, topology)
     refused = policy_problems(view.spec, defaults.policy) or task_limit_problems(
-        len(tuple(topology.slots())), defaults.policy
+        len(tuple(topology.slots())) + (topology.spec.recovery.standby or 0), defaults.policy
     )
     if refused:
         return _Acceptance(running, tuple(refused))

@@ -22,6 +22,7 @@ from rekindle_operator.reconcile.actions import (
     FIRST,
     Action,
     DeletePod,
+    GiveSlot,
     QuarantineNode,
     TopologyActions,
     WriteStatus,
@@ -55,7 +56,6 @@ from rekindle_operator.reconcile.placeholders import (
 from rekindle_operator.reconcile.planning import (
     PlanInput,
     open_gates,
-    plan_all,
     ranks,
     with_pods_to_place,
     with_reasons,
@@ -84,6 +84,12 @@ from rekindle_operator.reconcile.replacements import (
 from rekindle_operator.reconcile.roll import roll_next
 from rekindle_operator.reconcile.schedule import schedule
 from rekindle_operator.reconcile.slots import SlotPair, SlotState, observe_slots
+from rekindle_operator.reconcile.standby_plan import StandbyPlan, give_slots, plan_with_standbys
+from rekindle_operator.reconcile.standbys import (
+    give_way_to_standbys,
+    keep_standbys,
+    standby_status,
+)
 from rekindle_operator.reconcile.status import (
     build_status,
     failed_status,
@@ -161,16 +167,20 @@ def reconcile_all(
     ending = ending_tasks(pass_inputs)
     soon = without_pods(ending, capacity) if ending else None
     inputs = {uid: n.plan_input for uid, n in needs.items()}
-    plan = topologies.run_together(lambda i: plan_all(list(i.values()), capacity, soon), inputs)
-    inputs = topologies.without_failed(inputs)
+    standbys = topologies.run_together(
+        lambda i: plan_with_standbys(list(i.values()), capacity, soon), inputs
+    )
+    plan = standbys.plan
+    inputs = {i.context.view.uid: i for i in standbys.inputs}
 
     # 6. Decide what it takes away from what is down, and the actions of each topology: status,
     # Events, pods, gates; and what an autoscaler is to see.
     preemption = topologies.run_together(
-        lambda i: preempt(list(i.values()), plan, soon or capacity), inputs
+        lambda i: preempt(list(i.values()), plan, standbys.soon or capacity), inputs
     )
     needs = topologies.without_failed(needs)
-    decisions = topologies.run(lambda found: _decide(found, plan, preemption), needs)
+    decide = partial(_decide, standbys=standbys, preemption=preemption, capacity=capacity)
+    decisions = topologies.run(decide, needs)
 
     openings = nodes_with_openings(snapshot, plan)
     decided = {uid: inputs[uid] for uid in decisions}
@@ -237,7 +247,7 @@ def _observe(view: TopologyView, pass_inputs: PassInputs) -> ObservedTopology:
     moves = moves_in_progress(context, observe_slots(context))
     moved = with_moves(context, moves.replicas, moves.leaving)
     rolled = moved.states if view.deleting else roll_next(context, moved.states)
-    states = keep_partners(context, rolled)
+    states = give_way_to_standbys(context, keep_partners(context, rolled))
     return ObservedTopology(
         context, tuple(record_actions), states, moved.superseded, moves.replicas, moves.given_up
     )
@@ -308,14 +318,20 @@ def _measure_capacity(pass_inputs: PassInputs, needs: Sequence[TopologyNeeds]) -
     return measure_capacity(pass_inputs, deleted, coordinators)
 
 
-def _decide(needs: TopologyNeeds, plan: Plan, preemption: Preemption | None) -> TopologyActions:
+def _decide(
+    needs: TopologyNeeds,
+    standbys: StandbyPlan,
+    preemption: Preemption | None,
+    capacity: Capacity,
+) -> TopologyActions:
     """One topology's actions; `schedule` gives them their order."""
+    plan = standbys.plan
     needs = replace(needs, plan_input=with_reasons(needs.plan_input, plan))
     plan_input, coordinator = needs.plan_input, needs.coordinator
     context, states = plan_input.context, plan_input.states
     key = context.view.key
     if context.view.deleting:
-        report = (*_report(needs, plan), *needs.observed.record_actions)
+        report = (*_report(needs, plan, ()), *needs.observed.record_actions)
         return TopologyActions(key, report, topology_uid=context.view.uid)
 
     # 1. What pods need, and the coordinator, which does not wait for the plan.
@@ -323,19 +339,24 @@ def _decide(needs: TopologyNeeds, plan: Plan, preemption: Preemption | None) -> 
     actions += [*coordinator.prepare, *coordinator.create, *coordinator.remove]
 
     # 2. Status and Events; then the record of a new generation, which waits for the status.
-    actions += [*_report(needs, plan), *needs.observed.record_actions]
+    given = give_slots(plan_input, standbys)
+    actions += [*_report(needs, plan, given), *needs.observed.record_actions]
 
-    # 3. Pods that replace lost ones, and gates that the plan opens.
+    # 3. Pods that replace lost ones, standbys that do, and gates that the plan opens.
     replaced = plan_input.replacements
     # Their nodes did not run them, or gave wrong results.
     leaving = [*(r.state for r in replaced), *(g.state for g in needs.observed.given_up)]
     actions += nodes_to_avoid(leaving, context.pass_inputs.losses)
-    actions += [r.create for r in replaced if r.due]
+    slots = {action.ref.slot for action in given}
+    actions += [*given, *(r.create for r in replaced if r.due and r.state.slot.key not in slots)]
     actions += open_gates(plan_input, plan)
 
     # 4. Pods that are no longer needed.
     actions += [r.delete for r in replaced if r.delete is not None]
     actions += deletions(plan_input, preemption)
+    taken = {s.uid for s in standbys.given.values()}
+    room = None if plan.nodes or standbys.ending else capacity
+    actions += keep_standbys(context, taken, standbys.ending, room)
     actions += end_mislabelled_pods(context)
     if context.suspended:
         actions += suspend_pods(context)
@@ -344,11 +365,13 @@ def _decide(needs: TopologyNeeds, plan: Plan, preemption: Preemption | None) -> 
         actions += unneeded_pods(context, states, serving)
 
     plan_order = {ranked.key: n for n, ranked in enumerate((*plan.starting_now, *plan.waiting))}
-    order = ranks(plan_input, plan_order) | {a.name: FIRST for a in coordinator.create}
+    order = ranks(plan_input, plan_order) | dict.fromkeys(
+        [*(a.name for a in coordinator.create), *(a.name for a in given)], FIRST
+    )
     return TopologyActions(key, tuple(actions), ranks=order, topology_uid=context.view.uid)
 
 
-def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
+def _report(needs: TopologyNeeds, plan: Plan, given: Sequence[GiveSlot]) -> list[Action]:
     """Status, if it differs, and Events: none while the topology is being deleted, since nothing
     that ends then is a loss."""
     plan_input, coordinator = needs.plan_input, needs.coordinator
@@ -356,6 +379,7 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     view = context.view
     states = needs.observed.states if view.deleting else plan_input.states
     taken = dict(incarnations_to_reserve(plan_input.replacements))
+    taken |= {action.ref.slot: action.ref.incarnation for action in given}
     if coordinator.incarnation is not None:
         taken[COORDINATOR_KEY] = coordinator.incarnation
     health = health_of(
@@ -368,7 +392,10 @@ def _report(needs: TopologyNeeds, plan: Plan) -> list[Action]:
     incarnations = reserved_incarnations(context, taken)
     rebalancing = update_rebalancing(plan_input.context, states, needs.observed.given_up)
     problem = _operator_problem(context)
-    built = build_status(context, states, health, recovery, rebalancing, incarnations, problem)
+    standby = standby_status(context)
+    built = build_status(
+        context, states, health, recovery, rebalancing, incarnations, problem, standby
+    )
     actions: list[Action] = []
     if built.written != operator_fields(view.status):
         urgent = without_per_epoch_fields(built.written) != without_per_epoch_fields(view.status)

@@ -40,6 +40,7 @@ class SlotEvent(StrEnum):
     LOSS_FOUND = "loss found"
     POD_CREATED = "pod created"  # gated, under the next incarnation
     GATE_OPENED = "gate opened"
+    STANDBY_TAKEN = "standby taken"  # a pod that runs becomes its task, under the next incarnation
 
 
 SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
@@ -50,6 +51,7 @@ SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
     SlotPhase.GATED: {
         SlotEvent.LOSS_FOUND: SlotPhase.LOST,
         SlotEvent.GATE_OPENED: SlotPhase.OPEN,
+        SlotEvent.STANDBY_TAKEN: SlotPhase.BOUND,
     },
     SlotPhase.OPEN: {
         SlotEvent.LOSS_FOUND: SlotPhase.LOST,
@@ -59,6 +61,7 @@ SLOT_TRANSITIONS: Mapping[SlotPhase, Mapping[SlotEvent, SlotPhase]] = {
     },
     SlotPhase.LOST: {
         SlotEvent.POD_CREATED: SlotPhase.GATED,
+        SlotEvent.STANDBY_TAKEN: SlotPhase.BOUND,
     },
 }
 

@@ -109,7 +109,7 @@ def _takes_part(plan_input: PlanInput) -> bool:
 
 
 def ending_tasks(pass_inputs: PassInputs) -> list[PodOnNode]:
-    """Tasks that end on usable nodes, whose capacity is free in a moment."""
+    """Tasks and standbys that end on usable nodes, whose capacity is free in a moment."""
     usable = pass_inputs.losses.usable_nodes
     return [
         PodOnNode(
@@ -121,7 +121,8 @@ def ending_tasks(pass_inputs: PassInputs) -> list[PodOnNode]:
             namespace=pod.namespace if pod.topology is not None else "",
         )
         for pod in pass_inputs.snapshot.pods
-        if pod.role == names.ROLE_TASK and pod.terminating and not pod.ended
+        if pod.role in (names.ROLE_TASK, names.ROLE_STANDBY)
+        if pod.terminating and not pod.ended
         if pod.node is not None and pod.node in usable
     ]
 

@@ -19,6 +19,7 @@ from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.phases import SlotEvent, SlotPhase
 from rekindle_operator.reconcile.slots import SlotState, has_diverged, mislabelled_pods, task_pods
 from rekindle_operator.recovery.losses import Loss, LossAssessment, loss_of_pod
+from rekindle_operator.resources.common import Manifest
 from rekindle_operator.resources.task import task_pod
 
 _SHORT_GRACE_S = 5  # for a task that is replaced: it is fenced, and its capacity is needed
@@ -58,18 +59,7 @@ def _replacement(
     state.check_event(SlotEvent.POD_CREATED)
     now, incarnation = context.pass_inputs.now, state.next_incarnation
     predecessor_lost_at = _predecessor_lost_at(state, now)
-    manifest = task_pod(
-        context.running.view,
-        context.running.topology,
-        context.running.generation,
-        state.slot,
-        incarnation,
-        context.pass_inputs.settings.pods,
-        predecessor_lost_at=predecessor_lost_at,
-        failed_placements=_failed_placements(state),
-        replaces=state.rebalancing.pod if state.rebalancing is not None else "",
-        on_node=state.rebalancing.target if state.rebalancing is not None else "",
-    )
+    manifest = manifest_of(context, state, incarnation)
     ref = IncarnationRef(context.view.uid, state.slot.key, incarnation)
     uncreated = state.uncreated_pod
     # Room in a quota, such as a deleted task makes, is for the coordinator first: a pod that would
@@ -85,11 +75,30 @@ def _replacement(
     return TaskReplacement(state, incarnation, create, _removal(context, state), due)
 
 
+def manifest_of(context: ReconcileContext, state: SlotState, incarnation: int) -> Manifest:
+    """Of the pod that a slot needs."""
+    assert context.running is not None
+    return task_pod(
+        context.running.view,
+        context.running.topology,
+        context.running.generation,
+        state.slot,
+        incarnation,
+        context.pass_inputs.settings.pods,
+        predecessor_lost_at=_predecessor_lost_at(state, context.pass_inputs.now),
+        failed_placements=_failed_placements(state),
+        replaces=state.rebalancing.pod if state.rebalancing is not None else "",
+        on_node=state.rebalancing.target if state.rebalancing is not None else "",
+    )
+
+
 def _predecessor_lost_at(state: SlotState, now: float) -> float | None:
     """When the partition's replica was lost. A replacement without a node passes it on to the next
     one."""
     if state.uncreated_pod is not None:
         return state.uncreated_pod.predecessor_lost_at
+    if state.phase is SlotPhase.GATED and state.pod is not None:
+        return state.pod.predecessor_lost_at
     if state.loss in (None, Loss.ROLLED, Loss.DRAINED):
         return None
     if not state.loss.counts_as_failure and state.pod is not None:
@@ -173,7 +182,7 @@ def end_mislabelled_pods(context: ReconcileContext) -> list[Action]:
 def suspend_pods(context: ReconcileContext) -> list[Action]:
     """Tasks first, then the coordinator, which commits the checkpoints that they saved."""
     pods = [p for p in context.pass_inputs.snapshot.pods if p.owner_uid == context.view.uid]
-    tasks = [p for p in pods if p.role == names.ROLE_TASK]
+    tasks = [p for p in pods if p.role in (names.ROLE_TASK, names.ROLE_STANDBY)]
     chosen = tasks or [p for p in pods if p.role == names.ROLE_COORDINATOR]
     losses = context.pass_inputs.losses
     return [_delete(p, losses, grace_s=None, why="suspended") for p in chosen if not p.terminating]

@@ -29,6 +29,7 @@ from rekindle_operator.reconcile.actions import (
     DryRun,
     EmitEvent,
     EnsureObject,
+    GiveSlot,
     OpenGate,
     PlanRank,
     QuarantineNode,
@@ -88,7 +89,7 @@ def schedule(decisions: Iterable[TopologyActions]) -> list[ScheduledAction]:
 
 def _scheduled(decision: TopologyActions) -> Iterator[ScheduledAction]:
     status = next((a for a in decision.actions if isinstance(a, WriteStatus)), None)
-    created = (a for a in decision.actions if isinstance(a, CreatePod))
+    created = (a for a in decision.actions if isinstance(a, (CreatePod, GiveSlot)))
     most_urgent = min((_rank(decision, a.name) for a in created), default=LAST)
     for action in decision.actions:
         order = _order(action)
@@ -106,7 +107,7 @@ def _is_waited_for(action: Action) -> bool:
 
 def _own_rank(decision: TopologyActions, action: Action) -> PlanRank:
     match action:
-        case CreatePod() | OpenGate():
+        case CreatePod() | OpenGate() | GiveSlot():
             return _rank(decision, action.name)
         case QuarantineNode() | AvoidNode() | DeletePod():
             return FIRST
@@ -135,7 +136,7 @@ def _order(action: Action) -> ActionOrder:
             )
         case DeletePod():
             return ActionOrder.PREPARE if action.plan_needs_its_capacity else ActionOrder.CLEAN_UP
-        case CreatePod() | OpenGate():
+        case CreatePod() | OpenGate() | GiveSlot():
             return ActionOrder.PLACE_PODS
         case DryRun():
             return ActionOrder.VALIDATE
@@ -158,6 +159,9 @@ def _after(
             needed = _objects_for(siblings, of_coordinator=action.is_coordinator)
             if status is not None and action.ref in status.new_incarnations:
                 needed.append(status)
+        case GiveSlot():
+            reserves = status is not None and action.ref in status.new_incarnations
+            needed = [status] if status is not None and reserves else []
         case DeletePod(is_replaced=True):
             needed = _objects_for(siblings, of_coordinator=False)
         case CreateGenerationRecord():
@@ -189,7 +193,7 @@ def key_of(action: Action) -> str:
             return f"{kind} {action.namespace}/{action.name} {action.ref.topology_uid}"
         case CreatePlaceholder():
             return f"{kind} {action.namespace}/{action.name} {_owner_uid(action.manifest)}"
-        case DeletePod() | OpenGate() | WriteStatus() | DeleteGenerationRecord():
+        case DeletePod() | OpenGate() | GiveSlot() | WriteStatus() | DeleteGenerationRecord():
             return f"{kind} {action.namespace}/{action.name} {action.uid}"
         case EmitEvent():
             return f"{kind} {action.uid} {action.reason} {action.dedup_key}"

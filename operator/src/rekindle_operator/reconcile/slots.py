@@ -26,6 +26,7 @@ from rekindle_operator.reconcile.owned import has_other_token
 from rekindle_operator.reconcile.phases import BEFORE_RUNNING, SlotEvent, SlotPhase, next_slot_phase
 from rekindle_operator.recovery.losses import Loss, loss_of_pod
 from rekindle_operator.recovery.start_failures import StartFailures
+from rekindle_operator.resources.standby import slot_text
 from rekindle_operator.resources.task import task_template_digest
 from rekindle_operator.settings import OperatorSettings
 from rekindle_operator.topology_status import QueryState, TopologyPhase
@@ -113,8 +114,12 @@ class SlotState:
 
     @property
     def next_incarnation(self) -> int:
-        if self.uncreated_pod is not None:
-            return self.reserved
+        """Of the pod that is created."""
+        return self.reserved if self.uncreated_pod is not None else self.fresh_incarnation
+
+    @property
+    def fresh_incarnation(self) -> int:
+        """One that no pod has or may get by a request whose result is not known."""
         of_pod = self.pod.incarnation if self.pod else 0
         return max(self.reserved, of_pod, self.used_by_removed_slot) + 1
 
@@ -142,6 +147,8 @@ def _is_placed(context: ReconcileContext, pod: PodView, segments: Mapping[str, s
     if slot.segment not in segments:  # of another generation
         return running is None or pod.generation != running.generation
     numbers = slot.partition, slot.replica, pod.incarnation
+    if pod.given_slot and pod.given_slot == slot_text(slot, pod.incarnation):
+        return True  # it was a standby, and keeps its name
     return pod.name == names.task_pod_name(context.view.name, segments[slot.segment], *numbers)
 
 
@@ -149,7 +156,11 @@ def mislabelled_pods(context: ReconcileContext) -> list[PodView]:
     """Of the topology, by their owner, and with labels that somebody has changed: nobody knows what
     they are for, and the coordinator does not know that they exist."""
     placed = {p.uid for p in (*task_pods(context), *coordinator_pods(context))}
-    return [p for p in owned_pods(context) if p.uid not in placed]
+    return [
+        p
+        for p in owned_pods(context)
+        if p.uid not in placed and not (p.role == names.ROLE_STANDBY and p.slot is None)
+    ]
 
 
 class SlotPair(NamedTuple):

@@ -78,8 +78,9 @@ def build_status(
     rebalancing: RebalancingEntry | None,
     incarnations: Mapping[str, int],
     problem: OperatorProblem | None,
+    standby: str = "",
 ) -> BuiltStatus:
-    """`recovery`: None keeps what is written."""
+    """`recovery`: None keeps what is written. `standby`: warm ones and wanted ones."""
     kept = context.last_status.recovery if recovery is None else recovery
     conditions = conditions_of(context, states, health, kept, problem)
     entries = condition_entries(context.view, conditions, context.pass_inputs.now)
@@ -101,6 +102,7 @@ def build_status(
         "queries": [query.to_json() for query in status.queries.values()],
         "queriesLive": f"{health.queries_live}/{len(health.queries)}",
         "redundancy": status.redundancy,
+        "standby": standby or None,
         "operators": [operator.to_json() for operator in _operators(context, states)],
         "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
         "rebalancing": rebalancing.to_json() if rebalancing is not None else None,

@@ -52,6 +52,7 @@ class Loss(StrEnum):
     REFUSED = "the kubelet of its node refused it"
     CANNOT_START = "its containers cannot start on its node"
     CRASHING = "its containers keep failing on its node"
+    RESTARTED = "its container has restarted, and a standby is faster"
     DIVERGED = "its results differ from others of its partition"
     OUTDATED = "the topology was edited before it had started"
     ROLLED = "a roll replaces it"

@@ -60,7 +60,7 @@ def task_pod(
     """`view`: owner and spec of the accepted generation. `topology`: the same, compiled.
     `replaces`: the pod that it is to replace on `on_node`, in a move to an emptier node."""
     segment = topology.segment(slot.segment)
-    merged = _merged(view, topology, segment, generation, defaults)
+    merged = merged_template(view, topology, segment, generation, defaults)
     identity = {
         names.LABEL_ROLE: names.ROLE_TASK,
         names.LABEL_GENERATION: str(generation),
@@ -76,7 +76,7 @@ def task_pod(
     meta["labels"] = {**(merged_metadata.get("labels") or {}), **meta["labels"]}
     annotations = dict(merged_metadata.get("annotations") or {})
     annotations[names.ANNOTATION_TEMPLATE] = task_template_digest(view, topology, segment, defaults)
-    annotations[names.ANNOTATION_SHAPE] = _shape(view, merged["spec"])
+    annotations[names.ANNOTATION_SHAPE] = task_shape(view, merged["spec"])
     if predecessor_lost_at is not None:
         annotations[names.ANNOTATION_LOST] = f"{predecessor_lost_at:.3f}"
     if failed_placements:
@@ -84,13 +84,19 @@ def task_pod(
     if replaces:
         annotations[names.ANNOTATION_REPLACES] = replaces
     meta["annotations"] = annotations
-    spec = _with_identity(merged["spec"], view, slot, incarnation)
+    spec = merge(
+        with_variables(merged["spec"], view, slot, incarnation),
+        {
+            "schedulingGates": [{"name": names.GATE}],
+            "affinity": {"podAntiAffinity": {_REQUIRED: [_anti_affinity_term(view, slot)]}},
+        },
+    )
     if on_node:
         spec["affinity"] = required_node_affinity(spec["affinity"], on_node)
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
 
 
-def _shape(view: TopologyView, spec: Manifest) -> str:
+def task_shape(view: TopologyView, spec: Manifest) -> str:
     """Without the ConfigMap, whose name is different in each generation."""
     volumes = [v for v in spec["volumes"] if v["name"] != _TOPOLOGY_VOLUME]
     return shape_of(view.namespace, {**spec, "volumes": volumes}, view.spec.get("sparkConf"))
@@ -101,7 +107,7 @@ def task_template_digest(
 ) -> str:
     """Digest of all that an edit can change for tasks of this segment (its id covers what its nodes
     compute). Without the generation's number: an edit of a priority does not affect tasks."""
-    merged = _merged(view, topology, segment, generation=0, defaults=defaults)
+    merged = merged_template(view, topology, segment, generation=0, defaults=defaults)
     parts: dict[str, Any] = {"pod": merged, "conf": view.spec.get("sparkConf") or {}}
     if topology.spec.max_delay is not None:  # else these values do not matter
         availability = topology.spec.availability.model_dump()
@@ -114,9 +120,10 @@ def task_template_digest(
     return digest_of_parts(parts)
 
 
-def _merged(
+def merged_template(
     view: TopologyView, topology: Topology, segment: Segment, generation: int, defaults: PodDefaults
 ) -> Manifest:
+    """Metadata and spec of the segment's pods, without what identifies one of them."""
     template = view.spec.get("podTemplate") or {}
     base = {
         "metadata": {"annotations": prometheus_annotations(CONTROL_PORT)},
@@ -213,7 +220,8 @@ def _probes() -> Manifest:
     }
 
 
-def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: int) -> Manifest:
+def with_variables(spec: Manifest, view: TopologyView, slot: Slot, incarnation: int) -> Manifest:
+    """With the environment of a task."""
     env = [
         {"name": "REKINDLE_TOPOLOGY_FILE", "value": f"{TOPOLOGY_MOUNT}/{names.TOPOLOGY_KEY}"},
         {"name": "REKINDLE_SEGMENT", "value": slot.segment},
@@ -225,12 +233,7 @@ def _with_identity(spec: Manifest, view: TopologyView, slot: Slot, incarnation: 
         *token_variables(view),
         *_memory(spec),
     ]
-    fixed = {
-        "containers": [{"name": CONTAINER, "env": env}],
-        "schedulingGates": [{"name": names.GATE}],
-        "affinity": {"podAntiAffinity": {_REQUIRED: [_anti_affinity_term(view, slot)]}},
-    }
-    return merge(spec, fixed)
+    return merge(spec, {"containers": [{"name": CONTAINER, "env": env}]})
 
 
 def _memory(spec: Manifest) -> list[Manifest]:

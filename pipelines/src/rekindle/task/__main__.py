@@ -16,18 +16,20 @@ from rekindle.identity import TOKEN_VARIABLES
 from rekindle.json_logs import configure_logging
 from rekindle.task.config import TaskConfig
 from rekindle.task.runtime import TaskRuntime
+from rekindle.task.standby import with_slot
 from rekindle.termination import end_process
 
 
 def main() -> int:
     configure_logging()
+    environment = dict(os.environ)
+    for name in TOKEN_VARIABLES:  # the JVM and its children do not need them
+        os.environ.pop(name, None)
     try:
-        config = TaskConfig.from_environment(os.environ)
+        config = TaskConfig.from_environment(with_slot(environment))
     except RekindleError as error:
         logging.getLogger(__name__).error("%s", error)
         return 2
-    for name in TOKEN_VARIABLES:  # the JVM and its children do not need them
-        os.environ.pop(name, None)
     ref = config.ref
     configure_logging(
         logger_levels={"py4j": logging.WARNING},

@@ -88,7 +88,8 @@ class TaskConfig:
 
     @staticmethod
     def from_environment(env: Mapping[str, str]) -> TaskConfig:
-        """Raises BadEnvironment, InvalidTopology."""
+        """Of a standby's environment: of the first task of its segment, until it is given a slot.
+        Raises BadEnvironment, InvalidTopology."""
         path = Path(_required(env, "REKINDLE_TOPOLOGY_FILE"))
         try:
             document = json.loads(path.read_text())

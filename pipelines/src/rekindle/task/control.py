@@ -26,28 +26,12 @@ from rekindle.workers import Worker
 _log = logging.getLogger(__name__)
 
 
-class ControlServer:
-    """Binds in the constructor (raises OSError), then serves until `stop`. `identity`: polls must
-    have its token; if it has none, no token is required."""
+class PortServer:
+    """Binds in the constructor (raises OSError), then serves until `stop`, in its own thread."""
 
-    def __init__(
-        self,
-        address: str,
-        port: int,
-        polls: PollHandler,
-        *,
-        alive: Callable[[], bool],
-        ready: Callable[[], bool],
-        registry: CollectorRegistry,
-        identity: Identity | None = None,
-    ) -> None:
-        self._polls = polls
-        self._identity = identity or Identity()
-        self._alive = alive
-        self._ready = ready
-        self._registry = registry
+    def __init__(self, address: str, port: int, application: web.Application) -> None:
         self._loop = asyncio.new_event_loop()
-        self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=0.5)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
         try:
             self._loop.run_until_complete(self._runner.setup())
             site = web.TCPSite(self._runner, address, port)
@@ -67,30 +51,50 @@ class ControlServer:
         if not self._loop.is_running():
             self._loop.close()
 
+
+def probe(holds: Callable[[], bool]) -> Callable[[web.Request], asyncio.Future[web.Response]]:
+    """A handler that answers 200 if it holds, and 503 otherwise."""
+
+    async def answer(_: web.Request) -> web.Response:
+        good = holds()
+        return web.Response(status=200 if good else 503, text="ok\n" if good else "no\n")
+
+    return answer  # type: ignore[return-value]
+
+
+class ControlServer(PortServer):
+    """`identity`: polls must have its token; if it has none, no token is required."""
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        polls: PollHandler,
+        *,
+        alive: Callable[[], bool],
+        ready: Callable[[], bool],
+        registry: CollectorRegistry,
+        identity: Identity | None = None,
+    ) -> None:
+        self._polls = polls
+        self._identity = identity or Identity()
+        self._alive = alive
+        self._ready = ready
+        self._registry = registry
+        super().__init__(address, port, self._application())
+
     def _application(self) -> web.Application:
         application = web.Application(client_max_size=MAX_POLL_BYTES)
         application.add_routes(
             [
-                web.get("/startupz", self._started),
-                web.get("/livez", self._probe(self._alive)),
-                web.get("/readyz", self._probe(self._ready)),
+                web.get("/startupz", probe(lambda: True)),
+                web.get("/livez", probe(self._alive)),
+                web.get("/readyz", probe(self._ready)),
                 web.get("/metrics", self._metrics),
                 web.post("/v1/poll", self._poll),
             ]
         )
         return application
-
-    async def _started(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
-
-    def _probe(
-        self, holds: Callable[[], bool]
-    ) -> Callable[[web.Request], asyncio.Future[web.Response]]:
-        async def answer(_: web.Request) -> web.Response:
-            good = holds()
-            return web.Response(status=200 if good else 503, text="ok\n" if good else "no\n")
-
-        return answer  # type: ignore[return-value]
 
     async def _metrics(self, _: web.Request) -> web.Response:
         text = generate_latest(self._registry)

@@ -92,6 +92,9 @@ class RecoverySpec(Spec):
     rebalance: bool = False
     """Move tasks to emptier nodes, one at a time, while nothing is wrong:
     [after a recovery](topology.md#moves-to-emptier-nodes) they are packed tightly."""
+    standby: int | None = Field(None, ge=0, le=64)
+    """How many [standbys](topology.md#standbys) to keep: pods with a started Spark, each of which
+    can become any task with the same pod template in about a second. None by default."""
 
     @model_validator(mode="before")
     @classmethod

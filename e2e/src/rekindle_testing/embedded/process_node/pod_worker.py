@@ -45,6 +45,7 @@ from rekindle_testing.embedded.process_node.volumes import Volumes
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
+_IN_FILES = ("labels", "annotations")  # of a pod, in files of a downwardAPI volume
 _NEVER = math.inf
 
 
@@ -118,6 +119,8 @@ class PodWorker:
     def update(self, pod: Json) -> None:
         for change in supported_fields.changes(self.pod, pod):
             self._event("Warning", supported_fields.FIELDS_IGNORED, change)
+        if any(pod["metadata"].get(k) != self.pod["metadata"].get(k) for k in _IN_FILES):
+            self._volume_manager.refresh_now()  # as a kubelet does
         self.pod = pod
         self._object.republish_if_overwritten(pod)
         self._wake.set()

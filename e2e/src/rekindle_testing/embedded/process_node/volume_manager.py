@@ -61,6 +61,10 @@ class VolumeManager:
         self._next_refresh = time.time() + self._refresh_s
         return self._next_refresh
 
+    def refresh_now(self) -> None:
+        """At the next call of `sync`, if the volumes are prepared."""
+        self._next_refresh = 0.0
+
     def remove(self) -> None:
         if self._refresher is not None:
             self._refresher.cancel()
