@@ -52,7 +52,11 @@ from rekindle_operator.reconcile.actions import (
 )
 from rekindle_operator.reconcile.core import reconcile
 from rekindle_testing.fixtures.crd import too_long_in_status
-from rekindle_testing.fixtures.placement import has_other_replica, node_affinity_allows
+from rekindle_testing.fixtures.placement import (
+    anti_affinity_forbids,
+    has_other_replica,
+    node_affinity_allows,
+)
 
 MAX_PASSES = 60
 
@@ -192,6 +196,9 @@ class ModelCluster(ModelState):
                 )
                 continue
             assert not has_other_replica(pod, here), f"I6: a replica of {pod.name} is on {name}"
+            if any(anti_affinity_forbids(raw, self.raw_pods[p.name]) for p in here):
+                assert pod.required_node is None, "planned for a node that it has to avoid"
+                continue
             if not all(pod.node_selector[k] == node.labels.get(k) for k in pod.node_selector):
                 assert pod.required_node is None, "planned for a node that its selector rules out"
                 continue
@@ -299,7 +306,8 @@ class ModelCluster(ModelState):
             case CreatePod():
                 self._admit(action)
             case CreatePlaceholder(manifest=manifest):
-                self._store_pod(manifest)
+                if not self.quota_refusal():
+                    self._store_pod(manifest)
             case DeletePod(name=name, uid=uid, grace_s=grace_s):
                 spec = self.raw_pods.get(name, {}).get("spec", {})
                 at_once = spec.get("terminationGracePeriodSeconds") == 0

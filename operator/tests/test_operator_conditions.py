@@ -93,7 +93,22 @@ def test_only_what_fails_is_left_out(uids: set[str], data: st.DataObject) -> Non
     left = topologies.without_failed(given_inputs)
     assert left.keys() == uids - bad
     assert found == sum(left.values())
-    assert calls <= 2 + 2 * len(bad) * (len(uids) + 1).bit_length()
+    assert calls <= 3 + 2 * len(bad) * (len(uids) + 1).bit_length()
+
+
+def test_what_fails_without_any_topology_is_the_fault_of_none() -> None:
+    calls = 0
+
+    def broken(inputs: Mapping[str, int]) -> int:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("a node that cannot be read")
+
+    topologies = IsolatedTopologies()
+    with pytest.raises(RuntimeError):
+        topologies.run_together(broken, {str(n): n for n in range(1000)})
+    assert calls == 2
+    assert topologies.errors == {}
 
 
 def test_a_failed_reconcile_leaves_no_query_live(

@@ -19,7 +19,13 @@ from model_cluster import ModelCluster
 from rekindle import names
 from rekindle_operator.cluster.convert import pod_requests
 from rekindle_operator.cluster.model import PodView
+from rekindle_operator.reconcile import core
+from rekindle_operator.reconcile.actions import CreatePlaceholder, DeletePod, OpenGate
+from rekindle_operator.reconcile.confirm import preconditions_of
+from rekindle_operator.reconcile.core import reconcile, reconcile_all
 from rekindle_operator.reconcile.placeholders import without_placeholders
+from rekindle_operator.reconcile.planning import PlanInput, open_gates
+from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.settings import PodDefaults
 
 CPU_OF_A_TASK_M = 500
@@ -111,6 +117,134 @@ def test_one_on_a_lost_node_is_made_again() -> None:
     assert again.node is None
 
 
+def run_passes(cluster: ModelCluster, seconds: int) -> int:
+    """Two of them a second. How many placeholders they create."""
+    created = 0
+    for _ in range(2 * seconds):
+        cluster.pass_time(0.5)
+        actions = reconcile(cluster.snapshot(), cluster.now, cluster.settings)
+        created += sum(isinstance(action, CreatePlaceholder) for action in actions)
+        cluster.apply(actions)
+        cluster.kubelets_and_scheduler()
+    return created
+
+
+def test_one_on_a_lost_node_that_is_still_ready_stays_there() -> None:
+    """The scheduler would bind the next one there, too, in each pass."""
+    cluster = autoscaled(mode="Blocking")
+    for name in "abc":
+        cluster.kill_node_still_ready(name)
+    assert run_passes(cluster, 25) == len(cluster.tasks())
+    bound = {pod.node for pod in placeholders(cluster)}
+    assert bound & set("abc")
+    assert all(cluster.nodes[name].ready for name in "abc")
+    wait(cluster, 30)
+    assert not any(cluster.nodes[name].ready for name in "abc")
+    assert {pod.node for pod in placeholders(cluster)} == {None}
+
+
+def test_one_that_a_kubelet_refuses_is_made_again_after_a_while() -> None:
+    cluster = autoscaled()
+    lose_all_tasks(cluster)
+    wait(cluster)
+    refused = placeholders(cluster)
+    for pod in refused:
+        raw = cluster.raw_pods[pod.name]
+        raw["spec"]["nodeName"] = "small"
+        raw["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+    assert run_passes(cluster, 10) == 0
+    assert run_passes(cluster, 60) == len(refused)
+
+
+def test_an_operator_that_starts_or_was_paused_deletes_none() -> None:
+    """It does not know how long the gated pods have waited."""
+    cluster = autoscaled()
+    lose_all_tasks(cluster)
+    wait(cluster)
+    before = {pod.uid for pod in placeholders(cluster)}
+    assert before
+    cluster.pod_times = {}
+    cluster.settle()
+    wait(cluster)
+    assert {pod.uid for pod in placeholders(cluster)} == before
+
+
+def test_a_full_quota_is_for_the_pods_of_topologies() -> None:
+    """Placeholders are deleted where one of these is refused, and not created there."""
+    cluster = autoscaled()
+    lose_all_tasks(cluster)
+    cluster.quota = len(cluster.raw_pods) + 3
+    run_passes(cluster, 6)
+    assert len(placeholders(cluster)) == 3
+    cluster.edit("flights", replicas=3)
+    run_passes(cluster, 10)
+    assert len(cluster.raw_pods) == cluster.quota, "all that the quota allows is there"
+    assert placeholders(cluster) == []
+
+
+def test_replicas_that_need_nodes_of_their_own_have_placeholders_on_as_many() -> None:
+    """Else no node comes for the second one."""
+    cluster = autoscaled(mode="Blocking")
+    lose_all_tasks(cluster)
+    wait(cluster)
+    cluster.add_node("large", cpu_m=100 * CPU_OF_A_TASK_M, memory=1 << 40)
+    wait(cluster)
+    assert cluster.query_states() == dict.fromkeys(cluster.query_states(), "Waiting")
+    assert {pod.node for pod in placeholders(cluster)} == {"large", None}
+    cluster.add_node("another", cpu_m=100 * CPU_OF_A_TASK_M, memory=1 << 40)
+    wait(cluster)
+    wait(cluster)
+    assert set(cluster.query_states().values()) == {"Live"}
+
+
+def test_their_end_needs_no_reads_of_the_api_server() -> None:
+    """A thousand reads, one after the other, would come before all actions of the pass."""
+    cluster = autoscaled()
+    lose_all_tasks(cluster)
+    wait(cluster)
+    cluster.delete("flights")
+    snapshot = cluster.snapshot()
+    decisions = reconcile_all(snapshot, cluster.now, cluster.settings)
+    ends = [a for d in decisions for a in d.actions if isinstance(a, DeletePod)]
+    assert {a.uid for a in ends} == {pod.uid for pod in placeholders(cluster)}
+    assert preconditions_of(decisions, snapshot) == []
+
+
+def test_a_topology_that_cannot_be_decided_on_takes_no_others_placeholders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of its gates that the plan would open none is."""
+
+    def broken(plan_input: PlanInput, plan: Plan) -> list[OpenGate]:
+        if plan_input.context.view.name == "bad":
+            raise RuntimeError("an internal error")
+        return open_gates(plan_input, plan)
+
+    cluster = autoscaled(mode="Blocking")
+    lose_all_tasks(cluster)
+    cluster.add_topology("bad", flights_spec())
+    cluster.settle()
+    cluster.add_node("new-1", cpu_m=2 * CPU_OF_A_TASK_M + 100)
+    monkeypatch.setattr(core, "open_gates", broken)
+    wait(cluster)
+    assert cluster.condition("Degraded", "bad")["reason"] == "ReconcileFailed"
+    assert placeholders(cluster)
+
+
+def test_a_pod_that_no_node_takes_keeps_no_others_placeholders_away() -> None:
+    """Its gate is open nearly always: it waits for a claim, say, and is made again."""
+    cluster = autoscaled(mode="Blocking")
+    lose_all_tasks(cluster)
+    cluster.add_topology("bad", flights_spec())
+    cluster.unbound_segments = {pod.segment_name for pod in cluster.tasks().values()}
+    cluster.add_node("new-1", cpu_m=2 * CPU_OF_A_TASK_M + 100)
+    created = run_passes(cluster, 40)
+    assert any(pod.required_node for pod in cluster.tasks("bad").values())
+    unbound = [pod for pod in placeholders(cluster) if pod.node is None]
+    assert len(unbound) >= len(cluster.tasks()) - 4, "two nodes take two each"
+    assert created < 40, "they are made again when its gates are opened, not in each pass"
+
+
 def test_a_suspended_or_deleted_topology_has_none() -> None:
     cluster = autoscaled()
     lose_all_tasks(cluster)
@@ -138,7 +272,8 @@ def test_one_of_another_namespace_is_a_pod_like_any_other() -> None:
 
 
 def test_a_placeholder_asks_for_what_its_pod_does() -> None:
-    """Of devices the limit is the request, as the API server requires."""
+    """The limits are the requests, as the API server requires of devices, and as a quota of limits
+    and the default limits of a LimitRange do of all."""
     cluster = ModelCluster()
     cluster.settings = replace(cluster.settings, pods=PodDefaults(placeholder_class="lowest"))
     container = {"name": "task", "resources": {"requests": {"nvidia.com/gpu": "1"}}}
@@ -157,8 +292,20 @@ def test_a_placeholder_asks_for_what_its_pod_does() -> None:
         assert raw["spec"]["nodeSelector"] == {"zone": "z"}
         assert {"key": "gpu", "operator": "Exists"} in raw["spec"]["tolerations"]
         assert raw["spec"]["priorityClassName"] == "lowest"
+        assert "preemptionPolicy" not in raw["spec"], "that of the class"
         (only,) = raw["spec"]["containers"]
-        assert only["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+        assert only["resources"]["limits"] == only["resources"]["requests"]
+        assert only["resources"]["limits"]["nvidia.com/gpu"] == "1"
+
+
+def test_without_a_class_none_preempts_tasks() -> None:
+    """The API server refuses the policy if the cluster's default class has another one."""
+    cluster = autoscaled()
+    lose_all_tasks(cluster)
+    wait(cluster)
+    for pod in placeholders(cluster):
+        spec = cluster.raw_pods[pod.name]["spec"]
+        assert (spec.get("priorityClassName"), spec["preemptionPolicy"]) == (None, "Never")
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.booleans()), max_size=6))

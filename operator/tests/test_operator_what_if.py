@@ -144,6 +144,27 @@ def test_tasks_of_a_cluster_stay_where_they_are(checkpoint_epoch: int | None) ->
     assert len(live) == len(taken)
 
 
+def test_placeholders_use_nothing() -> None:
+    """What they stand for is placed where they are."""
+    cluster = a_full_cluster(40)
+    cluster.edit("flights", recovery={"autoscale": True})
+    for name in ("a", "b", "c"):
+        cluster.kill_node_until_not_ready(name)
+    cluster.settle()
+    cluster.pass_time(6.0)
+    cluster.settle()
+    raws = [raw for name, raw in cluster.raw_pods.items() if name.endswith("-placeholder")]
+    assert raws
+    found = plan_of(cluster, [])  # all nodes take tasks again
+    assert any(" comes back " in line for line in found)
+    for raw, name in zip(raws, "aabbcc", strict=False):
+        raw["spec"]["nodeName"] = name
+    assert plan_of(cluster, []) == found
+    for raw in raws:
+        raw["metadata"]["ownerReferences"][0]["uid"] = "another one's"
+    assert plan_of(cluster, []) != found
+
+
 def test_what_is_suspended_misses_nothing() -> None:
     """Its tasks that still end leave their capacity to the others."""
     cluster = a_full_cluster(40)

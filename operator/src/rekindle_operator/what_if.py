@@ -93,6 +93,8 @@ class _World:
             key = _key(owner, view.slot) if view.slot is not None else ""
             if owner in self._suspended:
                 continue  # it ends
+            if view.role == names.ROLE_PLACEHOLDER and owner in self._coordinators:
+                continue  # it ends where a task is placed
             if view.role == names.ROLE_COORDINATOR and owner in self._coordinators:
                 self._coordinator_nodes[owner] = view.node
             elif view.role == names.ROLE_TASK and key in self._tasks and not view.terminating:

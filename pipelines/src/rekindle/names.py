@@ -32,6 +32,7 @@ LABEL_SEGMENT_NAME = f"{GROUP}/segment-name"
 LABEL_PARTITION = f"{GROUP}/partition"
 LABEL_REPLICA = f"{GROUP}/replica"
 LABEL_INCARNATION = f"{GROUP}/incarnation"
+LABEL_PLACEHOLDER_OF = f"{GROUP}/placeholder-of"  # digest of the partition that it stands for
 
 ROLE_TASK = "task"
 ROLE_COORDINATOR = "coordinator"

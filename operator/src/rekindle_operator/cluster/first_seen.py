@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from rekindle.names import ROLE_PLACEHOLDER
 from rekindle_operator.cluster.model import NodeView, PodView
 
 
@@ -31,10 +32,10 @@ class ReadinessTime:
 def pod_times(
     before: Mapping[str, PodTimes], pods: Iterable[PodView], now: float
 ) -> Mapping[str, PodTimes]:
-    """By uid, for pods of topologies and of operators. Others are dropped."""
+    """By uid, for pods of topologies and of operators, and for placeholders. Others are dropped."""
     times = {}
     for pod in pods:
-        if not pod.is_managed:
+        if not (pod.is_managed or pod.role == ROLE_PLACEHOLDER):
             continue
         known = before.get(pod.uid)
         if known is None or (known.ungated_at is None and not pod.gates):

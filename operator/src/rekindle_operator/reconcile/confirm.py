@@ -42,8 +42,10 @@ class Preconditions:
 def preconditions_of(
     decisions: Iterable[TopologyActions], snapshot: Snapshot
 ) -> list[Preconditions]:
-    """Of the decisions that delete or replace something."""
+    """Of the decisions that delete or replace something; not of placeholders, which run nothing,
+    and of which a thousand may end at once."""
     pods = {p.uid: p for p in snapshot.pods}
+    placeholders = {p.uid for p in snapshot.pods if p.role == names.ROLE_PLACEHOLDER}
     nodes = {n.name: n for n in snapshot.nodes}
     topologies = {t.key: t for t in snapshot.topologies}
     of_topology: dict[str, dict[str, str]] = defaultdict(dict)
@@ -52,7 +54,9 @@ def preconditions_of(
             of_topology[f"{p.namespace}/{p.topology}"][p.uid] = p.name
     found = []
     for decision in decisions:
-        deletions = tuple(a for a in decision.actions if isinstance(a, DeletePod))
+        deletions = tuple(
+            a for a in decision.actions if isinstance(a, DeletePod) and a.uid not in placeholders
+        )
         view = topologies.get(decision.topology_key)
         if not deletions and not any(_replaces(a) for a in decision.actions):
             continue

@@ -49,7 +49,7 @@ from rekindle_operator.reconcile.operator_replicas import delete_lost_operator_r
 from rekindle_operator.reconcile.owned import ensure_objects
 from rekindle_operator.reconcile.partners import keep_partners
 from rekindle_operator.reconcile.placeholders import (
-    nodes_with_openings,
+    PlaceholderInputs,
     placeholder_actions,
     without_placeholders,
 )
@@ -182,11 +182,9 @@ def reconcile_all(
     decide = partial(_decide, standbys=standbys, preemption=preemption, capacity=capacity)
     decisions = topologies.run(decide, needs)
 
-    openings = nodes_with_openings(snapshot, plan)
+    given = PlaceholderInputs.of(pass_inputs, placeholders, decisions.values())
     decided = {uid: inputs[uid] for uid in decisions}
-    autoscaling = topologies.run_together(
-        lambda i: placeholder_actions(i, plan, placeholders, openings, losses.usable_nodes), decided
-    )
+    autoscaling = topologies.run_together(lambda i: placeholder_actions(i, plan, given), decided)
     decisions = topologies.without_failed(decisions)
 
     # 7. Report topologies for which that failed. Accepting a newer generation may correct it.

@@ -31,7 +31,7 @@ class IsolatedTopologies:
     def run_together(self, function: Callable[[Mapping[str, T]], R], inputs: Mapping[str, T]) -> R:
         """For all of them at once, but for those with which it fails: if it does, they are added
         part by part, and a part with which it fails in halves, so that one bad topology of n costs
-        about 2 log n calls. Raises what fails without any topology."""
+        about 2 log n calls. Raises what fails without any topology, before it blames one."""
         accepted: dict[str, T] = {}
         results: list[R] = []
         parts = [dict(inputs)] if inputs else []
@@ -40,6 +40,8 @@ class IsolatedTopologies:
             try:
                 results.append(function(accepted | part))
             except Exception as error:
+                if not accepted and len(part) == len(inputs):
+                    function({})
                 if len(part) == 1:
                     self.errors |= dict.fromkeys(part, error)
                     continue

@@ -2,7 +2,8 @@
 
 It requests what the gated pod does, and what may run it may run the other one. It has the image
 of the task, which a new node needs anyway, no token, no volumes, and no label of a topology: so it
-is none of its pods for anything but the placeholders' own code.
+is none of its pods for anything but the placeholders' own code. Its limits are what it requests: a
+namespace may demand limits, or have lower ones by default, and huge pages and devices need them.
 
 Design: docs/design/recovery.md#placeholders.
 """
@@ -17,6 +18,7 @@ from rekindle_operator.cluster.model import PodView, TopologyView
 from rekindle_operator.resources.common import (
     Manifest,
     container_security_context,
+    digest_of_parts,
     owner_reference,
     pod_security_context,
 )
@@ -24,6 +26,7 @@ from rekindle_operator.settings import PodDefaults
 
 CONTAINER = "placeholder"
 _WAIT = "import signal; signal.pause()"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 
 
 def placeholder_name(gated: PodView) -> str:
@@ -33,7 +36,6 @@ def placeholder_name(gated: PodView) -> str:
 def placeholder_pod(view: TopologyView, gated: PodView, defaults: PodDefaults) -> Manifest:
     """Of a topology, for one of its pods that waits for a node."""
     amounts = _quantities(gated.requests)
-    devices = {name: amount for name, amount in amounts.items() if "/" in name}
     tolerations: list[dict[str, Any]] = [
         {
             key: value
@@ -61,27 +63,44 @@ def placeholder_pod(view: TopologyView, gated: PodView, defaults: PodDefaults) -
                 "image": view.spec.get("image") or defaults.image,
                 "imagePullPolicy": defaults.pull_policy,
                 "args": ["python", "-c", _WAIT],
-                "resources": {"requests": amounts} | ({"limits": devices} if devices else {}),
+                "resources": {"requests": amounts, "limits": amounts},
                 "securityContext": container_security_context(),
             }
         ],
     }
-    if gated.affinity:
-        spec["affinity"] = dict(gated.affinity)
+    labels = {names.PART_OF_LABEL: names.PART_OF, names.LABEL_ROLE: names.ROLE_PLACEHOLDER}
+    affinity = dict(gated.affinity or {})
+    if gated.slot is not None:
+        partition = [view.uid, gated.slot.segment, gated.slot.partition]
+        labels[names.LABEL_PLACEHOLDER_OF] = digest_of_parts({"partition": partition})
+        affinity["podAntiAffinity"] = _apart_from_replicas(
+            affinity.get("podAntiAffinity") or {}, labels[names.LABEL_PLACEHOLDER_OF]
+        )
+    if affinity:
+        spec["affinity"] = affinity
     if secrets := view.spec.get("imagePullSecrets"):
         spec["imagePullSecrets"] = list(secrets)
     if defaults.placeholder_class:
         spec["priorityClassName"] = defaults.placeholder_class
+    else:  # the cluster's default class may preempt tasks: then the API server refuses this
+        spec["preemptionPolicy"] = "Never"
     meta: Manifest = {
         "name": placeholder_name(gated),
         "namespace": view.namespace,
-        "labels": {
-            names.PART_OF_LABEL: names.PART_OF,
-            names.LABEL_ROLE: names.ROLE_PLACEHOLDER,
-        },
+        "labels": labels,
         "ownerReferences": [owner_reference(view)],
     }
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec}
+
+
+def _apart_from_replicas(anti_affinity: Manifest, partition: str) -> Manifest:
+    """Also from the placeholders of other replicas of the partition, as these replicas need as many
+    nodes."""
+    term = {
+        "topologyKey": "kubernetes.io/hostname",
+        "labelSelector": {"matchLabels": {names.LABEL_PLACEHOLDER_OF: partition}},
+    }
+    return {**anti_affinity, _REQUIRED: [*(anti_affinity.get(_REQUIRED) or ()), term]}
 
 
 def _quantities(requests: ResourceAmounts) -> dict[str, str]:
