@@ -19,6 +19,7 @@ from rekindle.errors import BelowFloor, LogCorrupt
 from rekindle.streams.digest import digest_table
 from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch
 from rekindle.streams.log import OutputLog, Result
+from rekindle.streams.log_files import held_epochs
 from rekindle.streams.log_reading import MAX_READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
 from rekindle.streams.tail import MAX_WATERMARK_CHANGES_BYTES
@@ -54,7 +55,12 @@ class History:
         self.log = self._open()
 
     def _open(self) -> OutputLog:
-        return open_log(self.directory, budget=self.budget, spill=self.spill)
+        """What a later process reports of its files is what this one has found sound: a task that
+        is refused a log is not refused it again."""
+        log = open_log(self.directory, budget=self.budget, spill=self.spill)
+        has_any = log.last >= log.base
+        assert held_epochs(self.directory) == ((log.base, log.last) if has_any else None)
+        return log
 
     def append(self, rows: int, count: int, watermarks_step: int) -> None:
         for _ in range(count):

@@ -114,6 +114,14 @@ def test_a_torn_end_is_not_reported_and_not_touched(home: Path) -> None:
     assert path.read_bytes() == before
 
 
+def test_a_log_that_cannot_be_read_is_not_reported(home: Path) -> None:
+    Boot(home, replicas=1).run()
+    (path,) = home.glob("*.log")
+    path.unlink()
+    path.mkdir()  # reading it fails, also for root
+    assert held_log(home, has_no_partners=True) is None
+
+
 def test_a_log_that_lacks_what_is_left_to_it_is_refused(home: Path) -> None:
     Boot(home, replicas=1).run()
     log = Boot(home, replicas=1).world.log

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -80,11 +80,18 @@ class ReplicaProcess:
             command = [sys.executable, "-m", "rekindle.task"]
             return subprocess.Popen(command, env=self._environment, stdout=out, stderr=out)
 
-    def crash(self) -> None:
-        """Kill the process, and start it again on its disk, as a kubelet does."""
+    def crash(self, meanwhile: Callable[[Path], None] = lambda data: None) -> None:
+        """Kill the process, and start it again on its disk, as a kubelet does. `meanwhile` is
+        called between them with the directory of its data."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(10)
+        meanwhile(self.home / "data")
         self.process = self._start()
+
+    def start_again_if_ended(self) -> None:
+        """As a kubelet does with a container that has ended."""
+        if self.process.poll() is not None:
+            self.process = self._start()
 
     def kill(self) -> None:
         """Kill the process, and delete its disk."""
@@ -121,7 +128,9 @@ class TaskProcesses:
         network: IndexReservation,
         origin_s: float,
         environment: Mapping[str, str],
+        waiting: Collection[str],
     ) -> None:
+        """`waiting`: names of segments without pods."""
         self.directory, self.network = directory, network
         self.origin_s = origin_s
         self._environment = environment
@@ -134,7 +143,8 @@ class TaskProcesses:
         self.fence = 0
         self.start_coordinator()
         for slot in topology.slots():
-            self.start(slot)
+            if topology.segment(slot.segment).name not in waiting:
+                self.start(slot)
 
     def start_coordinator(self) -> None:
         self.fence += 1
@@ -224,10 +234,13 @@ class TaskProcesses:
 
 @contextmanager
 def task_processes(
-    directory: Path, spec: dict[str, Any], environment: Mapping[str, str] | None = None
+    directory: Path,
+    spec: dict[str, Any],
+    environment: Mapping[str, str] | None = None,
+    waiting: Collection[str] = (),
 ) -> Iterator[TaskProcesses]:
     """All replicas of the topology, started; they end with the block. `environment`: of the
-    tasks, beside this process's."""
+    tasks, beside this process's. `waiting`: names of segments that wait for capacity."""
     Store(spec["checkpoint"]["store"])
     topology = compile_topology(load_spec(spec), "test", skip_cluster_checks=True)
     origin = dt.datetime.now(dt.UTC) + dt.timedelta(seconds=_START_S)
@@ -235,7 +248,7 @@ def task_processes(
     document = {"name": "test", "uid": UID, "generation": 1, "origin": origin.isoformat()}
     (directory / "topology.json").write_text(json.dumps({**document, "spec": spec}))
     network = IndexReservation(None)
-    made = TaskProcesses(directory, topology, network, origin_s, environment or {})
+    made = TaskProcesses(directory, topology, network, origin_s, environment or {}, waiting)
     try:
         yield made
     finally:

@@ -101,7 +101,11 @@ def held_log(directory: Path, has_no_partners: bool) -> tuple[int, int] | None:
     doubted = is_marked(directory) or must_compare(directory)
     if not has_no_partners or doubted or (directory / _RESULTS_FILE).exists():
         return None
-    return held_epochs(directory)
+    try:
+        return held_epochs(directory)
+    except OSError as error:  # the start, which opens the log, reports it to the coordinator
+        _log.warning("what the output log has is not known: %s", error)
+        return None
 
 
 def require_held(log: OutputLog, point: RestorePoint) -> None:
