@@ -31,6 +31,7 @@ from rekindle.engine.operators.window import WindowOperator
 from rekindle.engine.session_state import FIRST, LAST
 from rekindle.engine.state.runs import PANE
 from rekindle.engine.window_state import ROW_COUNT
+from rekindle.errors import StoreError
 from rekindle.streams.epochs import EpochInput
 from rekindle.topology.model import Node, Segment, Topology
 from rekindle.topology.spec import OperatorSpec
@@ -210,7 +211,7 @@ class _ObjectsOfState:
         self._lent = lent
 
     def put(self, name: str, data: bytes) -> bool:
-        raise NotImplementedError
+        raise StoreError(f"{name}: nothing is saved in a state")
 
     def get(self, name: str) -> bytes:
         return self.read(name)

@@ -32,6 +32,7 @@ def encode_default(schema: AvroSchema, field: AvroField) -> bytes:
 
 
 def encode_long(number: int) -> bytes:
+    """A whole number of 64 bits: zigzag, then groups of seven bits."""
     left = (number << 1) ^ (number >> 63)
     found = bytearray()
     while left > 0x7F:

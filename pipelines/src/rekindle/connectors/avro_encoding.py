@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rekindle.connectors.avro_defaults import encode_long
 from rekindle.connectors.json_writer import valid_texts
 
 _NULL, _PRESENT = b"\x00", b"\x02"
@@ -27,17 +28,6 @@ def encode_avro(rows: pa.Table) -> list[bytes]:
         return [b""] * rows.num_rows
     columns = [_encode(column.combine_chunks()) for column in rows.columns]
     return [b"".join(values) for values in zip(*columns, strict=True)]
-
-
-def long_bytes(value: int) -> bytes:
-    """A whole number of 64 bits: zigzag, then groups of seven bits."""
-    left = (value << 1) ^ (value >> 63)
-    found = bytearray()
-    while left > 0x7F:
-        found.append(left & 0x7F | 0x80)
-        left >>= 7
-    found.append(left)
-    return bytes(found)
 
 
 def _encode(column: pa.Array) -> list[bytes]:
@@ -67,9 +57,9 @@ def _encode_present(column: pa.Array) -> Sequence[bytes]:
     if types.is_decimal(data_type):
         return _decimals(column)
     if types.is_timestamp(data_type):
-        return _each(column.cast(pa.int64()), long_bytes)
+        return _each(column.cast(pa.int64()), encode_long)
     if types.is_date(data_type):
-        return _each(column.cast(pa.int32()), long_bytes)
+        return _each(column.cast(pa.int32()), encode_long)
     if types.is_boolean(data_type):
         return _each(column, lambda value: b"\x01" if value else b"\x00")
     if types.is_float32(data_type):
@@ -77,7 +67,7 @@ def _encode_present(column: pa.Array) -> Sequence[bytes]:
     if types.is_float64(data_type):
         return _floats(column, struct.Struct("<d"))
     assert types.is_integer(data_type), f"{data_type} is not a type of a column"
-    return _each(column, long_bytes)
+    return _each(column, encode_long)
 
 
 def _each(column: pa.Array, encode: Callable[[Any], bytes]) -> list[bytes]:
@@ -88,7 +78,7 @@ def _each(column: pa.Array, encode: Callable[[Any], bytes]) -> list[bytes]:
 
 
 def _prefixed(values: Sequence[bytes | None]) -> list[bytes]:
-    return [b"" if value is None else long_bytes(len(value)) + value for value in values]
+    return [b"" if value is None else encode_long(len(value)) + value for value in values]
 
 
 def _floats(column: pa.Array, layout: struct.Struct) -> list[bytes]:
@@ -105,7 +95,7 @@ def _decimals(column: pa.Array) -> list[bytes]:
     ):
         unscaled = int.from_bytes(data[first : first + _DECIMAL], "little", signed=True)
         size = (unscaled + (unscaled < 0)).bit_length() // 8 + 1
-        found.append(long_bytes(size) + unscaled.to_bytes(size, "big", signed=True))
+        found.append(encode_long(size) + unscaled.to_bytes(size, "big", signed=True))
     return found
 
 
@@ -115,6 +105,6 @@ def _lists(column: pa.ListArray) -> list[bytes]:
     found, first = list[bytes](), 0
     for length in pc.fill_null(pc.list_value_length(column), 0).to_pylist():
         block = b"".join(items[first : first + length])
-        found.append(long_bytes(length) + block + _NO_ITEMS if length else _NO_ITEMS)
+        found.append(encode_long(length) + block + _NO_ITEMS if length else _NO_ITEMS)
         first += length
     return found

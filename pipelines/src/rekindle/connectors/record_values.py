@@ -115,7 +115,7 @@ class ValueDecoder:
             where = f"column {declared.name}"
             values = convert_each(raw.column(at), declared, where, self._format.rules)
             columns.append(values.column)
-            bad = {**values.bad, **bad}  # the first column that is wrong is said
+            bad = {**values.bad, **bad}  # the first wrong column is reported
         rows = pa.RecordBatch.from_arrays(columns, schema=self._declared)
         if bad:
             kept = np.delete(kept, list(bad))
