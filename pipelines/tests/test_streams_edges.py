@@ -21,9 +21,9 @@ from edge_parts import (
     ask,
     batch,
     make_log,
-    native_threads,
     open_sockets,
     read,
+    threads,
 )
 from log_parts import MemorySpill
 from reader_parts import read_once, routes_to, started_io
@@ -94,23 +94,23 @@ def logs(tmp_path: Path) -> list[OutputLog]:
 
 
 def test_64_edges_have_two_threads_on_each_side(logs: list[OutputLog]) -> None:
-    before, sockets = native_threads(), open_sockets()
+    before, sockets = threads(), open_sockets()
     server = StreamServer(ADDRESS, 0)
     for log in logs:
         server.serve_log(log)
-    of_server = native_threads() - before
+    of_server = threads() - before
     edges = Edges(server)
     for epoch in range(3):
         for log in logs:
             log.append(batch(epoch, log.partition, rows=20_000 if epoch == 1 else 3))
     eventually(lambda: all(got == list(range(3)) for got in edges.got), 30)
-    added = native_threads() - before
-    names = {Path(f"/proc/self/task/{n}/comm").read_text().strip() for n in added}
+    added = threads() - before
+    names = {thread.name for thread in added}
     assert len(of_server) <= 2, names
     assert len(added) <= 4, names
     edges.close()
     server.stop()
-    eventually(lambda: native_threads() <= before)
+    eventually(lambda: threads() <= before)
     eventually(lambda: open_sockets() == sockets)
 
 
@@ -148,7 +148,7 @@ def test_a_waiting_reader_is_woken_by_the_log(logs: list[OutputLog]) -> None:
 
 
 def test_stopping_is_immediate_whoever_is_connected(logs: list[OutputLog]) -> None:
-    before = native_threads()
+    before = threads()
     server = StreamServer(ADDRESS, 0)
     for log in logs:
         server.serve_log(log)
@@ -165,7 +165,7 @@ def test_stopping_is_immediate_whoever_is_connected(logs: list[OutputLog]) -> No
     began = time.monotonic()
     edges.close()
     assert time.monotonic() - began < 2
-    eventually(lambda: native_threads() <= before)
+    eventually(lambda: threads() <= before)
 
 
 def end_thread(io: IoThread) -> None:

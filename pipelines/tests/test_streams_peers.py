@@ -24,9 +24,9 @@ from edge_parts import (
     batch,
     closed_within,
     make_log,
-    native_threads,
     open_sockets,
     read,
+    threads,
 )
 from pyarrow import flight
 from reader_parts import read_once, routes_to, started_io
@@ -114,14 +114,13 @@ def healthy(tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_silent_peer_is_abandoned_and_its_connection_closed(healthy: str) -> None:
-    before = native_threads()
     peer = Peer(lambda connected: None)
-    before |= native_threads()
+    before = threads()
     read_both(peer.address, healthy, 4)
     request = peer.accepted[0].recv(1 << 16)
     assert request.startswith(b"POST /v3/epochs")
     assert closed_within(peer.accepted[0], 5)
-    eventually(lambda: native_threads() <= before)
+    eventually(lambda: threads() <= before)
     peer.close()
 
 
@@ -218,14 +217,14 @@ def test_a_frozen_process_is_abandoned(healthy: str, tmp_path: Path) -> None:
     address = f"{ADDRESS}:{program.stdout.readline().strip()}"
     io, got = started_io(), list[int]()
     reader = collecting(io, got)
-    before = native_threads()
+    before = threads()
     sockets = open_sockets()
     try:
         reader.route(routes_to(address, healthy))
         eventually(lambda: len(got) == 2)
         os.kill(program.pid, signal.SIGSTOP)
         eventually(lambda: len(got) == 4, 20)
-        assert native_threads() <= before
+        assert threads() <= before
         eventually(lambda: open_sockets() <= sockets + 2)  # to the other replica, both ends
         os.kill(program.pid, signal.SIGCONT)
     finally:
@@ -361,7 +360,7 @@ class Replicas:
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: int) -> None:
-    before, draw = native_threads(), random.Random(seed)
+    before, draw = threads(), random.Random(seed)
     replicas = Replicas(tmp_path, 4)
     got: list[list[int]] = [[] for _ in range(4)]
     io = started_io()
@@ -405,4 +404,4 @@ def test_whatever_happens_to_connections_epochs_come_once(tmp_path: Path, seed: 
     for server in replicas.servers:
         if server is not None:
             server.stop()
-    eventually(lambda: native_threads() <= before)
+    eventually(lambda: threads() <= before)
