@@ -54,6 +54,7 @@ from rekindle.task.core.loop import (
     RestartEngine,
     TakeEpochs,
 )
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.messages import (
     CallSink,
     EndComparison,
@@ -392,6 +393,7 @@ class TaskRuntime:
                 earlier=earlier,
                 output=started.output,
                 attempts=self._attempts,
+                hot_keys=HotKeys(config.topology, config.segment, config.ref.partition),
             )
         )
         self._output, self._earlier = started.output, earlier
