@@ -96,13 +96,15 @@ class KeyShares:
         limit does not come and go."""
         if not self._counted:
             return None
-        block = self._newest // BLOCK_EPOCHS
+        block, before = self._newest // BLOCK_EPOCHS, self.hot(self._newest)
         of_key = max(self._counted, key=lambda one: (self._counted[one], one))
+        hot_share, many = HOT_SHARE, self.many_rows * BLOCK_EPOCHS
+        if before is not None and self._counted.get(before.hash, 0) > COOL_SHARE * self._rows:
+            of_key, hot_share = before.hash, COOL_SHARE
+        if before is not None:
+            many //= 2
         share = self._counted[of_key] / self._rows
-        hot = self.hot(self._newest)
-        was_hot = hot is not None and hot.hash == of_key
-        many = self.many_rows * BLOCK_EPOCHS / (2 if was_hot else 1)
-        if share <= (COOL_SHARE if was_hot else HOT_SHARE) or self._rows < many:
+        if share <= hot_share or self._rows < many:
             return None
         (row,) = self._keys[of_key].to_pylist()
         values = tuple(_shown(row[name]) for name in self.key_by)

@@ -47,6 +47,7 @@ from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -54,7 +55,6 @@ from rekindle.task.core.loop import (
     RestartEngine,
     TakeEpochs,
 )
-from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.messages import (
     CallSink,
     EndComparison,
