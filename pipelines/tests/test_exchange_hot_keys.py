@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from decimal import Context, Decimal
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rekindle.arrow_types import arrow_type
 from rekindle.exchange.hot_keys import BLOCK_EPOCHS, SHOWN_CHARS, HotKey, KeyShares
+from rekindle.topology.schema import DataType, Scalar
+from rekindle.topology.schema import Decimal as DecimalType
 
 MANY = 100
 ROWS = 200
@@ -145,3 +149,45 @@ def test_values_are_shown_as_short_text(value: object, text: str) -> None:
     assert found is not None
     assert (found.values, found.has_null) == ((text,), value is None)
     assert found.share == 1.0
+
+
+_WIDTHS = {8: pa.int8(), 16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
+
+
+def _extremes() -> list[tuple[DataType, pa.Array]]:
+    """Of each type that a key may have, the least and the greatest value that it can hold."""
+    found: list[tuple[DataType, pa.Array]] = []
+    for scalar in Scalar:
+        kind = arrow_type(scalar)
+        if pa.types.is_string(kind) or pa.types.is_binary(kind):
+            found.append((scalar, pa.array([b"", b"\x00\n\x7f" * SHOWN_CHARS]).cast(kind)))
+        elif pa.types.is_boolean(kind):
+            found.append((scalar, pa.array([False, True])))
+        elif pa.types.is_floating(kind):
+            found.append((scalar, pa.array([-math.inf, math.nan], kind)))
+        else:
+            whole = _WIDTHS[kind.bit_width]
+            least = -(1 << kind.bit_width - 1)
+            found.append((scalar, pa.array([least, -1 - least], whole).cast(kind)))
+    for precision, scale in ((38, 0), (38, 38)):
+        most = Decimal("9" * 38).scaleb(-scale, Context(prec=38))
+        kind = arrow_type(DecimalType(precision, scale))
+        found.append((DecimalType(precision, scale), pa.array([most.copy_negate(), most], kind)))
+    return found
+
+
+@pytest.mark.parametrize(("kind", "values"), _extremes())
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_key_of_any_type_may_be_extreme(kind: DataType, values: pa.Array, at: int) -> None:
+    one = pa.chunked_array([values.slice(at, 1)] * MANY)
+    found = found_after(lambda epoch: pa.table({"a": one}), shares=made(("a",)))
+    assert found is not None
+    assert 0 < len(found.values[0]) <= SHOWN_CHARS
+    assert not found.has_null
+
+
+def test_a_time_is_shown_in_utc() -> None:
+    at = pa.array([dt.datetime(2020, 2, 29, 1, 2, 3, 4)] * MANY, arrow_type(Scalar.TIMESTAMP))
+    found = found_after(lambda epoch: pa.table({"a": at}), shares=made(("a",)))
+    assert found is not None
+    assert found.values == ("2020-02-29 01:02:03.000004",)

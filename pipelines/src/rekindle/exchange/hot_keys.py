@@ -106,9 +106,9 @@ class KeyShares:
         share = self._counted[of_key] / self._rows
         if share <= hot_share or self._rows < many:
             return None
-        (row,) = self._keys[of_key].to_pylist()
-        values = tuple(_shown(row[name]) for name in self.key_by)
-        return HotKey(of_key, values, share, block, any(row[n] is None for n in self.key_by))
+        row = [self._keys[of_key].column(name)[0] for name in self.key_by]
+        has_null = any(not value.is_valid for value in row)
+        return HotKey(of_key, tuple(map(_shown, row)), share, block, has_null)
 
 
 def _groups(rows: pa.Table) -> npt.NDArray[np.int64]:
@@ -121,8 +121,15 @@ def _groups(rows: pa.Table) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def _shown(value: object) -> str:
-    if value is None:
+def _shown(value: pa.Scalar) -> str:
+    if not value.is_valid:
         return "NULL"
-    text = repr(value) if isinstance(value, str | bytes) else str(value)
+    if pa.types.is_timestamp(value.type):
+        value = value.cast(pa.timestamp("us"))
+    if pa.types.is_temporal(value.type):  # Python has no time after the year 9999
+        text = str(value.cast(pa.string()))
+    elif isinstance(plain := value.as_py(), str | bytes):
+        text = repr(plain)
+    else:
+        text = str(plain)
     return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 1]}…"
