@@ -105,6 +105,21 @@ def test_each_input_of_a_join_is_looked_at() -> None:
     assert "type:" not in found.text(epoch)
 
 
+@pytest.mark.parametrize("kind", ["join", "distinct"])
+def test_a_column_that_is_a_key_twice_is_named_once(kind: str) -> None:
+    repeated = join("Inner")
+    repeated["join"]["on"] = "a.origin = b.origin AND a.origin = b.carrier"
+    if kind == "distinct":
+        twice = {"keys": ["origin", "origin"], "within": "1h"}
+        repeated = {"name": "j", "inputs": ["a"], "partitions": 2, "distinct": twice}
+    found = hot_keys(repeated, *repeated["inputs"])
+    rows = [rows_of("AA", ROWS, 7000) for _ in repeated["inputs"]]
+    text = found.text(process(found, 0, *rows))
+    assert "rows of a in 32 epochs have one key, origin = 'AA';" in text
+    if kind == "join":
+        assert "rows of b in 32 epochs have one key, origin = 'AA', carrier = 'AA';" in text
+
+
 def test_replicas_that_start_at_different_times_say_the_same() -> None:
     rows = rows_of("JFK", ROWS, 7000)
     found = [hot_keys(keyed(), "s") for _ in range(2)]

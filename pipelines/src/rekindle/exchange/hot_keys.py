@@ -48,7 +48,8 @@ class HotKey:
 @dataclass(slots=True)
 class KeyShares:
     """Of the rows that one partition reads from one input. `key_by`: the columns by which rows are
-    distributed. `many_rows`: of how many rows an epoch, in the mean, one key is looked for."""
+    distributed, each once. `many_rows`: of how many rows an epoch, in the mean, one key is looked
+    for."""
 
     key_by: Sequence[str]
     many_rows: int

@@ -27,7 +27,8 @@ class HotKeys:
         self._inputs: list[tuple[int, Input, OperatorKind, KeyShares]] = []
         if kind is not None:
             self._inputs = [
-                (at, entry, kind, KeyShares(entry.key_by, kind.many_rows))
+                # A join may have two equalities with one column.
+                (at, entry, kind, KeyShares(tuple(dict.fromkeys(entry.key_by)), kind.many_rows))
                 for at, entry in enumerate(segment.inputs)
                 if entry.key_by
             ]
@@ -42,7 +43,7 @@ class HotKeys:
         """What is hot and what to do; empty if nothing is. `epoch`: the newest that is processed.
         Replicas have the same text for the same epoch."""
         found = (
-            _text(entry, kind, hot)
+            _text(entry.name, shares.key_by, kind, hot)
             for _, entry, kind, shares in self._inputs
             if (hot := shares.hot(epoch)) is not None
         )
@@ -56,11 +57,11 @@ class HotKeys:
         return {name: hot.share if hot is not None else 0.0 for name, hot in found}
 
 
-def _text(entry: Input, kind: OperatorKind, hot: HotKey) -> str:
+def _text(name: str, key_by: Sequence[str], kind: OperatorKind, hot: HotKey) -> str:
     percent = _STEP_PERCENT * round(100 * hot.share / _STEP_PERCENT)
-    key = ", ".join(f"{c} = {v}" for c, v in zip(entry.key_by, hot.values, strict=True))
+    key = ", ".join(f"{c} = {v}" for c, v in zip(key_by, hot.values, strict=True))
     without = ", or leave rows with NULL out before it" if hot.has_null else ""
     return (
-        f"about {percent} % of its rows of {entry.name} in {BLOCK_EPOCHS} epochs have one key, "
+        f"about {percent} % of its rows of {name} in {BLOCK_EPOCHS} epochs have one key, "
         f"{key}; more partitions do not divide them: {kind.hint_for_hot_key()}{without}"
     )
