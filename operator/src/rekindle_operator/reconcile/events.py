@@ -24,13 +24,9 @@ from rekindle_operator.reconcile.actions import EmitEvent
 from rekindle_operator.reconcile.context import ReconcileContext
 from rekindle_operator.reconcile.coordinator import CoordinatorReplacement
 from rekindle_operator.reconcile.drains import waiting_drains
-from rekindle_operator.reconcile.health import (
-    REASON_LIMIT,
-    bad_records,
-    coordinator_without_node,
-    hot_keys,
-)
+from rekindle_operator.reconcile.health import REASON_LIMIT, coordinator_without_node
 from rekindle_operator.reconcile.phases import QueryChange, query_changes, was_live
+from rekindle_operator.reconcile.reported_rows import bad_records, hot_keys
 from rekindle_operator.reconcile.sidecars import failing_sidecars
 from rekindle_operator.reconcile.slots import SlotState, mislabelled_pods
 from rekindle_operator.recovery.losses import Loss

@@ -27,8 +27,6 @@ from rekindle_operator.reconcile.health import (
     Health,
     QueryHealth,
     ReplicaState,
-    bad_records,
-    hot_keys,
     replica_state,
     without_successors,
 )
@@ -39,6 +37,7 @@ from rekindle_operator.reconcile.phases import (
     was_live,
 )
 from rekindle_operator.reconcile.records import generation_entries, with_generation
+from rekindle_operator.reconcile.reported_rows import bad_records, hot_keys
 from rekindle_operator.reconcile.slots import SlotState
 from rekindle_operator.topology_status import (
     QueryEntry,
