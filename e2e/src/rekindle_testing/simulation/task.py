@@ -415,7 +415,7 @@ class TaskBoot:
             self.tentative.computed(epochs[0].epoch, computed[0].rows)
         for epoch, output in zip(epochs, computed, strict=True):
             fold = self._result(fold, epoch, output, is_stable=not call.attempt)
-            outputs.append(EpochOutput(epoch.epoch, output.watermark, rows_of(fold)))
+            outputs.append(EpochOutput(epoch.epoch, output.watermark, rows_of(fold), epoch.idle))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
             failed = self._of_loop(lambda loop, now: loop.tentative_failed("it failed", now))

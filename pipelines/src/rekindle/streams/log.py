@@ -36,7 +36,7 @@ from rekindle.errors import (
 )
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
-from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, Result
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import (
     LogFile,
@@ -79,14 +79,6 @@ class Spill(Protocol):
         ...
 
     def delete(self, name: str) -> object: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What identifies the content of an epoch."""
-
-    digest: str
-    watermark: int
 
 
 class OutputLog:
@@ -311,10 +303,17 @@ class OutputLog:
         return reading.epochs
 
     def decode(self, encoded: EncodedEpoch) -> EpochBatch:
-        epoch, watermark, digest, payload, _ = encoded
-        rows = self._no_rows if payload is None else records.decode_rows(payload)
+        rows = self._no_rows if encoded.payload is None else records.decode_rows(encoded.payload)
         return EpochBatch(
-            self.stream, self.partition, epoch, watermark, rows, digest, self._kind, self.attempt
+            self.stream,
+            self.partition,
+            encoded.epoch,
+            encoded.watermark,
+            rows,
+            encoded.digest,
+            self._kind,
+            self.attempt,
+            encoded.idle,
         )
 
     # -- writing ---------------------------------------------------------------------------------
@@ -422,6 +421,7 @@ class OutputLog:
                 payload,
                 RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
                 self.attempt,
+                batch.idle,
             )
             file.write(appended)
             with self._changed:
@@ -530,7 +530,7 @@ class OutputLog:
             for record, changes in found:
                 first = max(epoch, record.epoch)
                 for at, watermark in enumerate(records.watermarks(changes, record, first), first):
-                    yield at, Result(record.digest, watermark)
+                    yield at, Result(record.digest, watermark, record.idle)
                 epoch = max(epoch, record.next_epoch)
         except FileNotFoundError:  # truncated meanwhile
             return
@@ -551,12 +551,11 @@ class OutputLog:
             return
         if mine is None:  # truncated
             return
-        if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
+        if mine != (now := Result.of(batch)):
             raise DifferentResults(
                 f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
-                f"with another result: digest {mine.digest} and watermark {mine.watermark} in the "
-                f"log, now {batch.digest} and {batch.watermark}; does the operator use a function "
-                f"that is not deterministic?"
+                f"with another result: {mine} in the log, now {now}; does the operator use a "
+                f"function that is not deterministic?"
             )
 
     def _writable(self, epoch: int) -> LogFile:
