@@ -208,9 +208,10 @@ class TestWatermark:
             cuts = reader(rule=self.RULE)
             end = {"0": 10, "1": 4}
             for epoch in range(3, 9):
-                more = {**end, last: end[last] + epoch} if epoch < 5 else record.end
-                newest = {last: FIRST.newest_us[last]} if epoch < 5 else {}
-                record = propose(cuts, dict(more), newest, through=epoch)
+                has_rows = epoch < 5
+                end[last] += has_rows
+                newest = {last: FIRST.newest_us[last]} if has_rows else {}
+                record = propose(cuts, dict(end), newest, through=epoch)
                 cuts.created(True, sent_at=1.0, now=1.0)
             assert record.all_idle
             watermarks.add(record.watermark)

@@ -64,9 +64,7 @@ class History:
         assert held_epochs(self.directory) == ((log.base, log.last) if has_any else None)
         return log
 
-    def append(
-        self, rows: int, count: int, watermarks_step: int, *, idle: bool = False
-    ) -> None:
+    def append(self, rows: int, count: int, watermarks_step: int, *, idle: bool = False) -> None:
         for _ in range(count):
             if watermarks_step:
                 self.watermark = max(0, self.watermark) + watermarks_step

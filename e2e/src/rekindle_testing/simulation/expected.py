@@ -86,7 +86,7 @@ class Expected:
         return known[epoch]
 
     def _input(self, partition: Partition, epoch: int, before: int) -> EpochInput:
-        """The watermark is the lowest of all inputs that are not idle, or the highest if all are; it
+        """The watermark is the lowest of the inputs that are not idle, the highest if all are; it
         never falls."""
         inputs = self._reads[partition]
         if not inputs:

@@ -3,7 +3,7 @@
 The state after an epoch is a hash of the partition, the state before it, all its inputs and the
 watermark, and the output of an epoch is that state. So an epoch that is skipped, repeated, taken in
 another order, with another watermark, from the wrong state or the wrong partition changes all that
-comes after it. A value ends with "@" and the watermark after its epoch, and with "~" if the epoch is idle.
+comes after it. A value ends with "@" and the watermark after its epoch, and "~" if that is idle.
 
 In topologies with operators that have state, tasks also run these (`chains`): a value is the name
 of rows, and their digest is in the hash, too.

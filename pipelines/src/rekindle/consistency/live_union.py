@@ -3,7 +3,8 @@
 It keeps the newest version of each epoch of each channel: a stable batch rather than a tentative
 one, and the batch of a later attempt rather than of an earlier one. An epoch is formed when the
 consistency manager calls `form`, from the batches that have arrived, in the order (input,
-partition, row), as `SUnion` does; its watermark is that of these, but never falls on the branch. Does not know why a channel is missing.
+partition, row), as `SUnion` does; its watermark is that of these, but never falls on the branch.
+Does not know why a channel is missing.
 
 Design: docs/design/consistency.md#tentative-epochs.
 Paper: DPC (Balazinska et al. 2005), section 3.3.

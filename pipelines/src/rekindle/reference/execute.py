@@ -31,8 +31,8 @@ SourcePartition = tuple[str, int]
 """(name of a source, its partition)."""
 
 Shares = dict[tuple[int, int], list[tuple[int, bool, Sequence[pa.Table]]]]
-"""(index of the input, producer partition) -> for each epoch, its watermark, whether it is idle, and
-the rows of each consumer partition."""
+"""(index of the input, producer partition) -> for each epoch, its watermark, whether it is idle,
+and the rows of each consumer partition."""
 
 
 @dataclass(slots=True)
@@ -177,9 +177,7 @@ def call_inputs(
             before = watermarks[source_partition]
             watermarks[source_partition] = max(before, cut.watermark)
             cuts[source_partition].append(
-                EpochInput(
-                    epoch, before, watermarks[source_partition], (cut.rows,), idle=cut.idle
-                )
+                EpochInput(epoch, before, watermarks[source_partition], (cut.rows,), idle=cut.idle)
             )
             rows += cut.rows.num_rows
             size += cut.rows.nbytes
@@ -246,8 +244,9 @@ def _merge(
     segment: Segment, partition: int, shares: Shares, epochs: Sequence[int], watermark: int
 ) -> Iterator[EpochInput]:
     """The epoch inputs of one call: rows in the order (input, partition, row); the watermark is the
-    minimum of all channels that hold it, or the newest of the idle ones if none does. Implemented independently of `rekindle.streams.sunion`, whose results
-    are compared with those of this execution."""
+    minimum of all channels that hold it, or the newest of the idle ones if none does. Implemented
+    independently of `rekindle.streams.sunion`, whose results are compared with those of this
+    execution."""
     channels = [
         (at, p) for at, i in enumerate(segment.inputs) for p in partitions_read(i, partition)
     ]

@@ -2,9 +2,9 @@
 
 An epoch is complete when every input partition has delivered it; its rows are then merged in the
 order (input, partition, row) and its watermark is the minimum over those that are not idle (DPC's
-boundary rule), so every replica and every replay sees the same epochs whatever the interleaving, duplication
-or order of arrival. Pure: no I/O, no clock, no threads. Only stable batches are accepted: tentative
-epochs are formed by `rekindle.consistency.live_union`.
+boundary rule), so every replica and every replay sees the same epochs whatever the interleaving,
+duplication or order of arrival. Pure: no I/O, no clock, no threads. Only stable batches are
+accepted: tentative epochs are formed by `rekindle.consistency.live_union`.
 
 Design: docs/design/streams.md#sunion.
 Paper: DPC (Balazinska et al. 2005), section 3.2.

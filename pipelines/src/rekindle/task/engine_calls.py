@@ -251,9 +251,7 @@ class EngineCalls:
             check_column_sizes(output.epoch, output.rows)
             if parts.attempts is not None:
                 parts.attempts.reserve(attempt)
-            parts.output.append(
-                attempt, output.epoch, output.watermark, output.rows, output.idle
-            )
+            parts.output.append(attempt, output.epoch, output.watermark, output.rows, output.idle)
         except Exception as error:
             return _tentative_failed(error)
         return LoopCore.tentative_appended
