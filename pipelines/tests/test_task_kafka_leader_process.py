@@ -24,7 +24,7 @@ from rekindle_testing.harness.task_processes import TaskProcesses, task_processe
 
 pytestmark = [pytest.mark.process, pytest.mark.long, pytest.mark.timeout(600)]
 PARTITIONS = 2
-BACK_S = 60.0
+BACK_S = 90.0
 
 
 def make_spec(directory: Path, source: Topic, output: Topic) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -231,9 +232,17 @@ class TopicClient:
             found = self._admin.list_offsets(
                 wanted, isolation_level=isolation, request_timeout=REQUEST_S
             )
-            return {at.partition: self._result(future).offset for at, future in found.items()}
+            offsets = {at.partition: self._result(future).offset for at, future in found.items()}
         except KafkaException as error:
             raise self.failed(error) from error
+        # What the client gives, without an error, of a partition that has no leader.
+        missing = [partition for partition, at in offsets.items() if at == OFFSET_INVALID]
+        if missing:
+            error = KafkaError(
+                KafkaError.LEADER_NOT_AVAILABLE, f"partition {missing[0]}: no leader"
+            )
+            raise self.failed(KafkaException(error))
+        return offsets
 
     def failed(self, error: KafkaException) -> TopicUnavailable:
         """Of a request of `admin`. The client would keep a leader, or a controller, that is gone
