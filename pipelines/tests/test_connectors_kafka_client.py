@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition, admin
 
 from rekindle.connectors import kafka_client, kafka_markers
 from rekindle.connectors.kafka_client import Ranges, Records, TopicClient, TopicUnavailable
@@ -154,7 +154,7 @@ def test_after_a_failure_the_client_asks_for_the_present_brokers(
             asked.append(topic)
             raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
-    monkeypatch.setattr(kafka_client.admin, "AdminClient", Admin)
+    monkeypatch.setattr(admin, "AdminClient", Admin)
     with pytest.raises(TopicUnavailable, match="waiting for controller"):
         client(monkeypatch, {}).describe()
     assert asked == ["clicks"]
@@ -174,10 +174,10 @@ def test_a_partition_without_a_leader_has_no_end(monkeypatch: pytest.MonkeyPatch
 
         def list_topics(self, topic: str, timeout_s: float) -> None: ...
 
-    monkeypatch.setattr(kafka_client.admin, "AdminClient", Admin)
+    monkeypatch.setattr(admin, "AdminClient", Admin)
     reader = client(monkeypatch, {})
     assert reader.ends([0]) == {0: 5}
-    with pytest.raises(TopicUnavailable, match="partition 1: no leader"):
+    with pytest.raises(TopicUnavailable, match="partition 1 has no leader"):
         reader.ends([0, 1])
 
 

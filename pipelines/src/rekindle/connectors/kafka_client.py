@@ -236,12 +236,11 @@ class TopicClient:
         except KafkaException as error:
             raise self.failed(error) from error
         # What the client gives, without an error, of a partition that has no leader.
-        missing = [partition for partition, at in offsets.items() if at == OFFSET_INVALID]
-        if missing:
-            error = KafkaError(
-                KafkaError.LEADER_NOT_AVAILABLE, f"partition {missing[0]}: no leader"
-            )
-            raise self.failed(KafkaException(error))
+        for partition, offset in offsets.items():
+            if offset == OFFSET_INVALID:
+                what = f"partition {partition} has no leader"
+                cause = KafkaError(KafkaError.LEADER_NOT_AVAILABLE, what)
+                raise self.failed(KafkaException(cause))
         return offsets
 
     def failed(self, error: KafkaException) -> TopicUnavailable:
