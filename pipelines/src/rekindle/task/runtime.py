@@ -47,6 +47,7 @@ from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.control import ControlServer
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -392,6 +393,7 @@ class TaskRuntime:
                 earlier=earlier,
                 output=started.output,
                 attempts=self._attempts,
+                hot_keys=HotKeys(config.topology, config.segment, config.ref.partition),
             )
         )
         self._output, self._earlier = started.output, earlier
