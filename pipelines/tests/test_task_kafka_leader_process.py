@@ -128,9 +128,9 @@ def test_no_row_is_lost_or_repeated_when_leaders_are_killed(tmp_path: Path) -> N
             end = tasks.committed_epoch()
             tasks.poll_until(lambda: tasks.committed_epoch() > end, 90)
         sent = Committed(source, PARTITIONS)
-        for topic in (sent, output):
-            topic.count()
-            found = Counter(json.loads(value)["id"] for value in topic.values)
+        for what, records in (("sent", sent), ("written", output)):
+            records.count()
+            found = Counter(json.loads(value)["id"] for value in records.values)
             repeated = [id for id, times in found.items() if times > 1]
             missing = found.keys() ^ set(range(load.sent))
-            assert (repeated, missing) == ([], set()), topic is output
+            assert (repeated, missing) == ([], set()), what
