@@ -130,6 +130,7 @@ class PieceWriter:
     chained: str
     _before: str = ""
     _first: int | None = None
+    _last: int = 0
     _tail: Tail = field(default_factory=lambda: Tail(0))
     _data: bytearray = field(default_factory=bytearray)
 
@@ -141,13 +142,11 @@ class PieceWriter:
         """`known`: the chained digest after the epoch, where the task knows it."""
         if self._first is None:
             self._first, self._before = epoch.epoch, self.chained
+            self._last = epoch.epoch - 1
             self._tail = Tail(epoch.epoch)
-        assert epoch.epoch == self._tail.next_epoch, "epochs are consecutive"
-        payload = pa.py_buffer(b"") if epoch.payload is None else epoch.payload
-        appended = append_epoch(self._tail, epoch.watermark, epoch.digest, payload)
-        for offset, data in appended.writes:
-            self._data[offset : offset + len(data)] = memoryview(data)
-        self._tail = appended.tail
+        assert epoch.epoch == self._last + 1, "epochs are consecutive"
+        self._encode(epoch)
+        self._last = epoch.epoch
         folded = chain_digest(self.chained, epoch.epoch, epoch.watermark, epoch.digest)
         self.chained = known or folded
 
@@ -156,8 +155,14 @@ class PieceWriter:
         if self._first is None:
             return None
         data = bytes(self._data)
-        last = self._tail.next_epoch - 1
         digest = content_digest(data)
-        piece = Piece(self._first, last, len(data), self._before, self.chained, digest)
+        piece = Piece(self._first, self._last, len(data), self._before, self.chained, digest)
         self._first, self._data = None, bytearray()
         return piece, data
+
+    def _encode(self, epoch: EncodedEpoch) -> None:
+        payload = pa.py_buffer(b"") if epoch.payload is None else epoch.payload
+        appended = append_epoch(self._tail, epoch.watermark, epoch.digest, payload)
+        for offset, data in appended.writes:
+            self._data[offset : offset + len(data)] = memoryview(data)
+        self._tail = appended.tail

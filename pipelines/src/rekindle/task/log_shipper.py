@@ -56,13 +56,19 @@ class LogEnd:
         self.chained = ""
 
 
-def ship_log(request: ShipLog, log: ReadableLog, store: PieceStore, end: LogEnd) -> None:
+def ship_log(
+    request: ShipLog,
+    log: ReadableLog,
+    store: PieceStore,
+    end: LogEnd,
+    writer_of: Callable[[str], PieceWriter] = PieceWriter,
+) -> None:
     """Put the pieces that the store lacks; `end` is updated. Raises StoreError, LogCorrupt,
-    BelowFloor."""
+    BelowFloor. `writer_of` makes the writer from a chained digest."""
     if end.epoch is None or end.epoch + 1 < max(log.base, request.first):
         _find_end(request, log, store, end)
     assert end.epoch is not None
-    writer = PieceWriter(end.chained)
+    writer = writer_of(end.chained)
     while end.epoch < request.through:
         next_epoch = end.epoch + 1
         while next_epoch <= request.through and writer.size < PIECE_BYTES:
