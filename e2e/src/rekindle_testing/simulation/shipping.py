@@ -105,7 +105,7 @@ class SimulatedPieces:
         if not is_content_of(name, stored.data):
             del self.store.pieces[name]
             return None
-        return {epoch: value for epoch, value in map(json.loads, stored.data.splitlines())}
+        return dict(map(json.loads, stored.data.splitlines()))
 
 
 class SimulatedShipping:
