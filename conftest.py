@@ -3,11 +3,16 @@ user's home, programs that SIGINT ends."""
 
 import gc
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
+from itertools import combinations
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.mark.expression import Expression
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -36,6 +41,38 @@ settings.register_profile("nightly", settings.get_profile("ci"), max_examples=20
 settings.load_profile("ci")
 
 gc.disable()  # while modules are imported: nothing of them is garbage
+
+
+@cache
+def markers_in(module: Path) -> frozenset[str]:
+    """Those that a module names, or one beside it that it imports."""
+    text = module.read_text()
+    beside = (
+        module.with_name(f"{name}.py") for name in re.findall(r"^from (\w+) import", text, re.M)
+    )
+    imported = (markers_in(path) for path in beside if path != module and path.exists())
+    return frozenset(re.findall(r"\bmark\.(\w+)", text)).union(*imported)
+
+
+@cache
+def may_have(expression: str, markers: frozenset[str]) -> bool:
+    """Whether a test that has some of the markers may be one that `-m` selects."""
+    parsed, relevant = Expression.compile(expression), sorted(m for m in markers if m in expression)
+
+    def selects(some: Collection[str]) -> bool:
+        return parsed.evaluate(lambda name, /, **options: name in some)
+
+    numbers = range(len(relevant) + 1)
+    return any(selects(some) for number in numbers for some in combinations(relevant, number))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Modules without a test that `-m` selects are not imported: with all of them it takes longer
+    than many tests, in each process."""
+    expression = config.getoption("markexpr")
+    if not expression or not collection_path.name.startswith("test_"):
+        return None
+    return None if may_have(expression, markers_in(collection_path)) else True
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -135,13 +135,12 @@ class NodeCapacity:
 
 
 class Misfits:
-    """Why pods fit on none of the nodes, in words. Pods that differ in their identity alone are
-    compared with each node once."""
+    """Why pods fit on none of the nodes, in words. Pods of one shape are compared with each node
+    once."""
 
     def __init__(self, nodes: Mapping[str, NodeCapacity]) -> None:
         self._nodes = nodes
-        self._of_alike: dict[PodToPlace, dict[str, Misfit | None]] = {}
-        self._counts: dict[PodToPlace, Counter[Misfit | None]] = {}
+        self._of_shape: dict[object, tuple[Mapping[str, Misfit | None], str]] = {}
         self._with_replica: dict[str, set[str]] = defaultdict(set)  # by group
         for name, node in nodes.items():
             for group, _ in node.replicas:
@@ -152,23 +151,24 @@ class Misfits:
         does not change with each pod that comes and goes. Empty: a node would take the pod."""
         if not self._nodes:
             return "usable nodes: none"
-        alike = replace(pod, key="", group="", replica=0)
-        if alike not in self._of_alike:
+        shape = pod.shape
+        if shape not in self._of_shape:
+            alike = replace(pod, key="", group="", replica=0)
             found = {name: node.misfit(alike) for name, node in self._nodes.items()}
-            self._of_alike[alike], self._counts[alike] = found, Counter(found.values())
-        counts = Counter(self._counts[alike])
-        for name in self._with_replica.get(pod.group, ()):
-            counts[self._of_alike[alike][name]] -= 1
-            counts[self._nodes[name].misfit(pod)] += 1
-        if counts[None] > 0:
-            return ""
-        return self._text(pod, counts)
+            self._of_shape[shape] = found, self._text(alike, Counter(found.values()))
+        misfits, text = self._of_shape[shape]
+        if not (others := self._with_replica.get(pod.group)):
+            return text
+        own = {name: self._nodes[name].misfit(pod) for name in others}
+        return self._text(pod, Counter({**misfits, **own}.values()))
 
     def _text(self, pod: PodToPlace, counts: Mapping[Misfit | None, int]) -> str:
+        if None in counts:
+            return ""
         nodes: Counter[tuple[Unmet, str]] = Counter()
         most: dict[tuple[Unmet, str], int] = defaultdict(int)
         for misfit, number in counts.items():
-            if misfit is not None and number > 0:
+            if misfit is not None:
                 key = misfit.unmet, misfit.what
                 nodes[key] += number
                 most[key] = max(most[key], misfit.has)

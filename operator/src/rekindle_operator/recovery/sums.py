@@ -12,8 +12,9 @@ Design: docs/design/recovery.md#plan.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import mul
 
 from rekindle.knapsack.problem import KnapsackProblem
 from rekindle_operator.cluster.amounts import ResourceAmounts
@@ -23,7 +24,7 @@ from rekindle_operator.recovery.pack import Capacity
 _MAX_CONFINED = 12  # sets of nodes with rows of their own
 _SIZES = 4  # of each resource, of which there are rows that count
 
-Row = tuple[list[int], int]  # cost of each pod, capacity
+Row = tuple[list[int], int]  # cost of each kind of pods, capacity
 
 
 def knapsack_of(
@@ -33,15 +34,35 @@ def knapsack_of(
     capacity: Capacity,
 ) -> KnapsackProblem:
     """`needs`: by query, keys of `pods`. Items are the pods, in their order."""
-    numbers = {key: number for number, key in enumerate(pods)}
-    listed = list(pods.values())
-    rows = [*_of_nodes(listed, capacity), *_of_shares(listed, capacity)]
+    items = {key: number for number, key in enumerate(pods)}
+    kinds = _Kinds(pods.values())
+    rows = [*_of_nodes(kinds, capacity), *_of_shares(kinds, capacity)]
     return KnapsackProblem(
         priorities,
-        [sorted(numbers[key] for key in keys) for keys in needs],
-        [costs for costs, _ in rows],
+        [sorted(items[key] for key in keys) for keys in needs],
+        [[costs[kind] for kind in kinds.of] for costs, _ in rows],
         [limit for _, limit in rows],
     )
+
+
+class _Kinds:
+    """Pods that cost the same in each row, of which there are few: `pods`, one of each kind;
+    `numbers`, how many there are; `of`, the kind of each pod."""
+
+    def __init__(self, pods: Iterable[PodToPlace]) -> None:
+        found: dict[object, int] = {}
+        self.pods: list[PodToPlace] = []
+        self.of: list[int] = []
+        for pod in pods:
+            kind = found.setdefault((pod.shape, pod.namespace), len(found))
+            if kind == len(self.pods):
+                self.pods.append(replace(pod, key="", group="", replica=0))
+            self.of.append(kind)
+        numbers = Counter(self.of)
+        self.numbers = [numbers[kind] for kind in range(len(self.pods))]
+
+    def total(self, costs: Sequence[int]) -> int:
+        return sum(map(mul, costs, self.numbers))
 
 
 def scarce_resources(pods: Iterable[PodToPlace], capacity: Capacity) -> frozenset[str]:
@@ -51,58 +72,49 @@ def scarce_resources(pods: Iterable[PodToPlace], capacity: Capacity) -> frozense
     return frozenset(name for name, amount in needed.items() if amount > free[name])
 
 
-def _of_nodes(pods: Sequence[PodToPlace], capacity: Capacity) -> list[Row]:
-    memo: dict[tuple[object, ...], frozenset[str]] = {}
-    confined = [_nodes_of(pod, capacity, memo) for pod in pods]
-    often = Counter(confined)
-    sets = sorted(often, key=lambda nodes: (-often[nodes], sorted(nodes)))[:_MAX_CONFINED]
+def _of_nodes(kinds: _Kinds, capacity: Capacity) -> Iterator[Row]:
+    nodes = capacity.nodes.items()
+    confined = [frozenset(name for name, node in nodes if node.fits(pod)) for pod in kinds.pods]
+    often = Counter[frozenset[str]]()
+    for names, number in zip(confined, kinds.numbers, strict=True):
+        often[names] += number
+    sets = sorted(often, key=lambda names: (-often[names], sorted(names)))[:_MAX_CONFINED]
     everywhere = frozenset().union(*often)
-    rows = []
-    for nodes in dict.fromkeys([everywhere, *sets]):
-        inside = [pod if of <= nodes else None for pod, of in zip(pods, confined, strict=True)]
-        rows += _of_set(inside, [capacity.nodes[name] for name in sorted(nodes)])
-    return rows
+    for names in dict.fromkeys([everywhere, *sets]):
+        requests = [
+            _amounts(pod.requests) if of <= names else {}
+            for pod, of in zip(kinds.pods, confined, strict=True)
+        ]
+        yield from _of_set(kinds, requests, [capacity.nodes[name] for name in sorted(names)])
 
 
-def _nodes_of(
-    pod: PodToPlace, capacity: Capacity, memo: dict[tuple[object, ...], frozenset[str]]
-) -> frozenset[str]:
-    """That take the pod as they are; other replicas are not considered."""
-    shape = pod.shape
-    if shape not in memo:
-        alike = replace(pod, key="", group="", replica=0)
-        memo[shape] = frozenset(n for n, node in capacity.nodes.items() if node.fits(alike))
-    return memo[shape]
-
-
-def _of_set(pods: Sequence[PodToPlace | None], nodes: Sequence[NodeCapacity]) -> list[Row]:
-    rows = []
+def _of_set(
+    kinds: _Kinds, requests: Sequence[Mapping[str, int]], nodes: Sequence[NodeCapacity]
+) -> Iterator[Row]:
+    """`requests`: by kind, nothing for pods that may be elsewhere."""
     free = [_amounts(node.free.clamped()) for node in nodes]
-    requests = [_amounts(pod.requests) if pod is not None else {} for pod in pods]
     for resource in sorted({name for of in requests for name in of}):
         costs = [of.get(resource, 0) for of in requests]
         left = [of.get(resource, 0) for of in free]
-        if sum(costs) > sum(left):
-            rows.append((costs, sum(left)))
-        sizes = Counter(cost for cost in costs if cost)
-        largest = sorted(sizes, key=lambda size: (-size * sizes[size], size))[:_SIZES]
-        for size in largest:
+        if kinds.total(costs) > sum(left):
+            yield costs, sum(left)
+        sizes = Counter[int]()
+        for cost, number in zip(costs, kinds.numbers, strict=True):
+            if cost > 1:
+                sizes[cost] += number
+        for size in sorted(sizes, key=lambda size: (-size * sizes[size], size))[:_SIZES]:
             counts = [cost // size for cost in costs]
             places = sum(amount // size for amount in left)
-            if size > 1 and sum(counts) > places:
-                rows.append((counts, places))
-    return rows
+            if kinds.total(counts) > places:
+                yield counts, places
 
 
-def _of_shares(pods: Sequence[PodToPlace], capacity: Capacity) -> list[Row]:
-    rows = []
+def _of_shares(kinds: _Kinds, capacity: Capacity) -> Iterator[Row]:
     for namespace, share in capacity.share_left.items():
         left = _amounts(share.clamped())
-        inside = [_amounts(p.requests) if p.namespace == namespace else {} for p in pods]
-        for resource in sorted({name for of in inside for name in of}):
-            costs = [of.get(resource, 0) for of in inside]
-            rows.append((costs, left.get(resource, 0)))
-    return rows
+        requests = [_amounts(p.requests) if p.namespace == namespace else {} for p in kinds.pods]
+        for resource in sorted({name for of in requests for name in of}):
+            yield [of.get(resource, 0) for of in requests], left.get(resource, 0)
 
 
 def _amounts(of: ResourceAmounts) -> dict[str, int]:
