@@ -145,7 +145,7 @@ def rows_from_the_first(tasks: TaskProcesses, slot: Slot, through: int) -> list[
 
 def require_all_rows(tasks: TaskProcesses, through: int) -> None:
     tasks.poll_until(
-        lambda: all(r.response.stable_epoch > through for r in tasks.replicas.values()), 90
+        lambda: all(answered(tasks, slot).stable_epoch > through for slot in tasks.replicas), 90
     )
     for slot in slots_of(tasks, "rows"):
         rows = rows_from_the_first(tasks, slot, through)
