@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from reader_parts import read_once
 
-from rekindle.checkpoints.shipped import parse_piece_name
+from rekindle.checkpoints.shipped import Piece, parse_piece_name
 from rekindle.connectors.compare import read_sink
 from rekindle.identity import Identity
 from rekindle.protocol import PollResponse
@@ -100,9 +100,11 @@ def lose_all_pods(tasks: TaskProcesses, meanwhile_torn: bool = False) -> tuple[i
 
     tasks.poll_until(has_waited, 180)
     before = max(answered(tasks, slot).stable_epoch for slot in sources)
-    shipped = min(e for slot in sources for e in answered(tasks, slot).log_shipped)
+    named = {e for slot in sources for e in answered(tasks, slot).log_shipped}
     for slot in sources:
         tasks.replicas[slot].kill()
+    in_store = max(piece.last for path in pieces(tasks) if (piece := piece_of(path)))
+    shipped = min(max(named), in_store)  # an entry may be named before its log is there
     if meanwhile_torn:
         piece = pieces(tasks)[0]
         piece.write_bytes(piece.read_bytes()[:-1] + b"?")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from rekindle.checkpoints import garbage
 from rekindle.task.core.shipping import ShippingCore
 from rekindle_testing.simulation import shipping
 from rekindle_testing.simulation.planting import Mutant, replaced
@@ -15,14 +14,6 @@ from rekindle_testing.simulation.planting import Mutant, replaced
 def _all_that_is_known(next_shipment: Any) -> Any:
     def wrong(self: ShippingCore, now: float) -> Any:
         return [replace(e, through=max(e.chained)) for e in next_shipment(self, now)]
-
-    return wrong
-
-
-def _newest_entries(oldest_entries: Any) -> Any:
-    def wrong(manifests: Any) -> Mapping[str, int]:
-        entries = [item for m in manifests for item in m.entries.items()]
-        return {key: max(ref.epoch for ref in refs) for key, refs in entries}
 
     return wrong
 
@@ -37,8 +28,5 @@ SHIPPING_MUTANTS: Mapping[str, Mutant] = {
     ),
     "a piece of a log is read although it is damaged": replaced(
         shipping, "is_content_of", _any_content
-    ),
-    "pieces of a log are deleted up to the newest entry": replaced(
-        garbage, "_oldest_entries", _newest_entries
     ),
 }
