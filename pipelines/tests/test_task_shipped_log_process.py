@@ -125,9 +125,12 @@ def poll_until_live(tasks: TaskProcesses) -> None:
 
 def pieces(tasks: TaskProcesses) -> list[Path]:
     found = (tasks.directory / "store").rglob("logs/*/*/shipped/*")
-    return sorted(
-        path for path in found if parse_piece_name(f"{path.relative_to(path.parents[4])}")
-    )
+    return sorted(path for path in found if piece_of(path) is not None)
+
+
+def piece_of(path: Path) -> Piece | None:
+    parsed = parse_piece_name(f"{path.relative_to(path.parents[4])}")
+    return parsed[1] if parsed is not None else None
 
 
 def rows_from_the_first(tasks: TaskProcesses, slot: Slot, through: int) -> list[int]:
