@@ -53,7 +53,7 @@ class StoredPiece:
     saved_at: float
 
 
-class ValueWriter(PieceWriter):
+class SimulatedPieceWriter(PieceWriter):
     """Pieces of lines with an epoch and its value."""
 
     def _encode(self, epoch: EncodedEpoch) -> None:
@@ -150,7 +150,7 @@ class SimulatedShipping:
 
         def ship() -> RekindleError | None:
             try:
-                ship_log(request, log, pieces, end, ValueWriter)
+                ship_log(request, log, pieces, end, SimulatedPieceWriter)
             except RekindleError as error:
                 return error
             return None
