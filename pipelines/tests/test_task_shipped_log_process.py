@@ -103,7 +103,7 @@ def lose_all_pods(tasks: TaskProcesses, meanwhile_torn: bool = False) -> tuple[i
     named = {e for slot in sources for e in answered(tasks, slot).log_shipped}
     for slot in sources:
         tasks.replicas[slot].kill()
-    in_store = max(piece.last for path in pieces(tasks) if (piece := piece_of(path)))
+    in_store = max(found.last for path in pieces(tasks) if (found := piece_of(path)))
     shipped = min(max(named), in_store)  # an entry may be named before its log is there
     if meanwhile_torn:
         piece = pieces(tasks)[0]
