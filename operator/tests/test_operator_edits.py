@@ -697,6 +697,21 @@ def test_bad_records_of_a_source_are_an_event_with_an_example(running: ModelClus
     assert all(event.warning for event in events)
 
 
+def test_a_hot_key_is_one_event_for_all_replicas_and_goes_away(running: ModelCluster) -> None:
+    text = "operator delays, partition 1: about 60 % of its rows of flights have one key"
+    replicas = [name for name in running.tasks("flights") if "-alarms-1-" in name]
+    assert len(replicas) == 2
+    running.task_reports = {name: {"hotKey": text} for name in replicas}
+    for _ in range(2):
+        running.settle()
+    assert running.status()["hotKeys"] == ["delays/1"]
+    (event,) = [e for e in running.events if e.reason == "HotKey"]
+    assert (event.warning, event.note) == (True, text)
+    running.task_reports = {}
+    running.settle()
+    assert "hotKeys" not in running.status()
+
+
 def test_results_that_an_edit_loses_are_in_the_status_and_an_event(running: ModelCluster) -> None:
     missing = {"fromEpoch": 40, "toEpoch": 43, "sinceGeneration": 2, "to": "2013-01-02T00:00:00Z"}
     running.query_reports = {"storm-watch": {"missing": [missing]}}

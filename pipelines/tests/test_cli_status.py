@@ -139,6 +139,13 @@ def test_a_task_shows_what_its_source_has_not_read_and_left_out() -> None:
     )
 
 
+def test_a_task_shows_the_key_that_most_of_its_rows_have() -> None:
+    observed = Observed("running")
+    observed.status["dataPlane"]["tasks"][0]["hotKey"] = "operator delays, partition 0: ..."
+    task = view_of(observed).queries[0].segments[1].tasks[0]
+    assert task.remark == "operator delays, partition 0: ..."
+
+
 def test_a_task_shows_how_far_its_tentative_results_are() -> None:
     observed = Observed("running")
     report = observed.status["dataPlane"]["tasks"][0]

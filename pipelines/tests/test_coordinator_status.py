@@ -11,6 +11,7 @@ from test_report import FULL
 from rekindle.coordinator.core.report import MAX_CHECKPOINT_PROBLEMS
 from rekindle.protocol import ConsistencyState, TaskPhase, TaskProblem
 from rekindle.report import CheckpointProblemKind, report_json
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.partner import PartnerMessages
 from rekindle.task.core.source import LiveSourceStatus
 from rekindle.topology.model import Slot
@@ -25,6 +26,14 @@ def _query(world: World, name: str) -> dict[str, Any]:
 def _kill_all_of(world: World, segment: str) -> None:
     for slot in [s for s in world.tasks if s.segment == segment]:
         world.kill(slot)
+
+
+class _HotKeys(HotKeys):
+    def __init__(self, found: str) -> None:
+        self.found = found
+
+    def text(self, epoch: int) -> str:
+        return self.found
 
 
 def test_a_lost_query_stays_at_its_checkpoint() -> None:
@@ -68,6 +77,18 @@ def test_what_a_source_has_not_read_and_left_out_is_reported() -> None:
     (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
     assert (task["sourceBehind"], task["badRecords"]) == (7, 3)
     assert task["badRecord"] == "offset 7: no number"
+
+
+def test_a_hot_key_is_reported_while_the_task_has_one() -> None:
+    world = started()
+    slot = Slot("both", 0, 0)
+    hot_keys = _HotKeys("about 60 % of its rows have one key")
+    world.tasks[slot].core.status.hot_keys = hot_keys
+    for text in (hot_keys.found, ""):
+        hot_keys.found = text
+        world.poll_rounds(20)
+        (task,) = [t for t in world.reports[-1]["tasks"] if t["slot"] == slot.key]
+        assert task.get("hotKey", "") == text
 
 
 def test_the_lag_of_a_lost_query_counts_from_its_checkpoint() -> None:

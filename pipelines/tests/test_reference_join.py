@@ -10,6 +10,8 @@ import pyarrow as pa
 import pytest
 
 from rekindle.connectors import compare_sinks, open_source, read_sink
+from rekindle.engine.operators.join import JoinOperator
+from rekindle.errors import EpochTooLarge
 from rekindle.reference import run_reference
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.topology.compile import compile_topology
@@ -66,3 +68,17 @@ def test_a_join_equals_every_row_against_every_row(tmp_path: Path) -> None:
     counted = read_sink(f"file://{tmp_path}/large/counted")
     assert sum(counted["n"].to_pylist()) == len(expected)
     assert large.dropped["seconds"].late == 0
+
+
+def test_an_epoch_beyond_all_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, spec = load_topology(MANIFEST)
+
+    def advance(*_: Any, **__: Any) -> Any:
+        raise pa.ArrowMemoryError("malloc of size 8589934592 failed")
+
+    monkeypatch.setattr(JoinOperator, "advance", advance)
+    message = r"pairs: epochs 0 to \d+ do not fit into memory \(malloc.*--epochs-per-job 1"
+    with pytest.raises(EpochTooLarge, match=message):
+        run_reference(spec, name, output=tmp_path)

@@ -51,6 +51,7 @@ FULL = Report(
             source_behind=7,
             bad_records=2,
             bad_record="x",
+            hot_key="x",
         )
     },
     queries={
@@ -95,6 +96,7 @@ WRITTEN = {
             "sourceBehind": 7,
             "badRecords": 2,
             "badRecord": "x",
+            "hotKey": "x",
         }
     ],
     "queries": [

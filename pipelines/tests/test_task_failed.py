@@ -188,6 +188,7 @@ def test_a_task_runs_before_its_state_is_fetched(
     eventually(lambda: runtime.polls.poll(poll).stable_epoch > 9, 10)
     answer = runtime.polls.poll(poll)
     assert (answer.restoring, answer.phase) == (entry, "CatchingUp")
+    assert runtime.status.hot_keys is not None
     fetch = runtime.startup.fetch
     assert fetch is not None
     # A kill during this wait must not make calls smaller.

@@ -22,6 +22,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
 from rekindle.streams.wire import LivePosition, ReadRequest
 from rekindle.task.attempts import BLOCK, AttemptFile
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.messages import TaskSettings
 from rekindle.task.engine_calls import EngineParts
 from rekindle.task.state import TaskState
@@ -83,6 +84,19 @@ class Adding:
         return ChainResult(tuple(outputs), count_state("sum", total))
 
 
+class CountedEpochs(HotKeys):
+    """Records of which epochs keys are counted."""
+
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+
+    def add(self, epochs: Sequence[EpochInput]) -> None:
+        self.epochs += [epoch.epoch for epoch in epochs]
+
+    def text(self, epoch: int) -> str:
+        return ""
+
+
 class RunningTask:
     """A task's inputs, loop, log, branches and server."""
 
@@ -101,7 +115,14 @@ class RunningTask:
         boot = f"boot {self.attempts.first}"
         self.output = LiveOutput(self.log, directory / name / "tentative", boot)
         self.chain = Adding()
-        engine = EngineParts(self.chain, self.log, output=self.output, attempts=self.attempts)
+        self.hot_keys = CountedEpochs()
+        engine = EngineParts(
+            self.chain,
+            self.log,
+            output=self.output,
+            attempts=self.attempts,
+            hot_keys=self.hot_keys,
+        )
         self.task = LocalTask(
             TaskSettings(
                 REF, "boot", 1000, 1_000_000, consistency=settings, input_names=tuple(names)
@@ -250,6 +271,7 @@ def test_a_cut_input_is_answered_tentatively_and_corrected(world: World) -> None
     assert task.sums() == expected(8, "left", "right-side")
     eventually(lambda: task.output.report.corrected_through == 7, 20)
     assert task.chain.dropped["window"].late == 8  # tentative calls do not count
+    assert task.hot_keys.epochs == list(range(8))
     assert task.task.loop.state.epoch == 7
 
 

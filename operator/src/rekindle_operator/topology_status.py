@@ -214,6 +214,7 @@ class TopologyStatus:
     recovery: RecoveryStatus = field(default_factory=RecoveryStatus)
     rebalancing: RebalancingEntry | None = None
     bad_records: tuple[str, ...] = ()  # sources with records that are no rows
+    hot_keys: tuple[str, ...] = ()  # "operator/partition" of which most rows have one key
     incarnations: Mapping[str, int] = field(default_factory=dict)  # reserved, by slot key
     # By generation: the digest of its accepted generation record, empty if it is not accepted.
     # None: a version of the operator without this list wrote the status.
@@ -235,6 +236,7 @@ def read_topology_status(raw: Mapping[str, Any]) -> TopologyStatus:
         recovery=_recovery(_mapping(raw.get("recovery"))),
         rebalancing=_rebalancing(_mapping(raw.get("rebalancing"))),
         bad_records=_texts(raw, "badRecords"),
+        hot_keys=_texts(raw, "hotKeys"),
         incarnations={
             str(s.get("slot")): incarnation
             for s in _entries(raw, "slots")

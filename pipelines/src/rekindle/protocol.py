@@ -362,6 +362,7 @@ class PollResponse(_Versioned):
     checkpoints: tuple[EntryRef, ...] = ()  # saved and not yet committed, oldest first
     sinks: tuple[SinkProgress, ...] = ()
     source: SourceProgress | None = None  # if it is live
+    hot_key: str = ""  # which key most of its rows have, and what to do; in words
     unreadable: tuple[str, ...] = ()  # addresses of upstream replicas it cannot read
     problem: TaskProblem | None = None
     contradiction: Contradiction | None = None  # until a checkpoint with the epoch is committed

@@ -56,6 +56,7 @@ class TaskReport:
     source_behind: int | None = None
     bad_records: int = 0  # of its source, since it was restored
     bad_record: str = ""  # one of them, and why
+    hot_key: str = ""  # which key most of its rows have, and what to do; in words
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from rekindle_operator.reconcile.health import (
     REASON_LIMIT,
     bad_records,
     coordinator_without_node,
+    hot_keys,
 )
 from rekindle_operator.reconcile.phases import QueryChange, query_changes, was_live
 from rekindle_operator.reconcile.sidecars import failing_sidecars
@@ -97,6 +98,7 @@ def build_events(result: PassResult) -> list[EmitEvent]:
         *_queries(result),
         *_missing_results(result),
         *_bad_records(result),
+        *_hot_keys(result),
         *_start_problems(result),
         *_failing_sidecars(result),
         *_without_node(result),
@@ -348,6 +350,14 @@ def _bad_records(result: PassResult) -> Iterator[EventText]:
             note = f"source {source}: records that are no rows are left out, such as {example}"
             dedup_key = f"{source} {result.context.view.generation}"
             yield EventText(_WARNING, "BadRecords", "Assess", note, dedup_key)
+
+
+def _hot_keys(result: PassResult) -> Iterator[EventText]:
+    found = hot_keys(result.context)
+    for partition in result.new.hot_keys:
+        if partition not in result.old.hot_keys:
+            dedup_key = f"{partition} {result.context.view.generation}"
+            yield EventText(_WARNING, "HotKey", "Assess", found[partition], dedup_key)
 
 
 def _missing(missing: MissingResults) -> str:

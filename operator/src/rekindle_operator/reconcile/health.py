@@ -334,6 +334,19 @@ def bad_records(context: ReconcileContext) -> dict[str, str]:
     }
 
 
+def hot_keys(context: ReconcileContext) -> dict[str, str]:
+    """By "operator/partition": which key most rows have, as a replica says it."""
+    if context.running is None:
+        return {}
+    operators = {s.id: s.nodes[0] for s in context.running.topology.segments}
+    found = dict[str, str]()
+    for slot, report in sorted(context.report.tasks.items()):
+        segment, _, rest = slot.partition("/")
+        if report.hot_key and segment in operators:
+            found.setdefault(f"{operators[segment]}/{rest.partition('/')[0]}", report.hot_key)
+    return found
+
+
 def _live_within_s(context: ReconcileContext, query: str) -> float:
     """The maximum lag of a live query. Half of it for a query that was not live, so that its state
     does not alternate when the lag is near the limit; an `Unknown` query may have been live."""

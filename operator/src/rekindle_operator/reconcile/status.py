@@ -28,6 +28,7 @@ from rekindle_operator.reconcile.health import (
     QueryHealth,
     ReplicaState,
     bad_records,
+    hot_keys,
     replica_state,
     without_successors,
 )
@@ -59,6 +60,8 @@ _PER_EPOCH = ("lag", "checkpoint")
 # `stableEpoch` of a query: durable in its sink; of an operator: stable in its log.
 _PER_EPOCH_IN = {"queries": ("lag", "stableEpoch", "completeUntil"), "operators": ("stableEpoch",)}
 """Fields that change with every epoch: of the status, and of the entries of its lists."""
+
+_MAX_HOT_KEYS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,7 @@ def build_status(
         recovery=kept,
         rebalancing=rebalancing,
         bad_records=tuple(bad_records(context)),
+        hot_keys=tuple(hot_keys(context))[:_MAX_HOT_KEYS],
         incarnations=incarnations,
         generations=context.generations,
     )
@@ -107,6 +111,7 @@ def build_status(
         "recovery": context.view.status.get("recovery") if recovery is None else kept.to_json(),
         "rebalancing": rebalancing.to_json() if rebalancing is not None else None,
         "badRecords": list(status.bad_records),
+        "hotKeys": list(status.hot_keys),
         "slots": [{"slot": slot, "incarnation": n} for slot, n in incarnations.items()],
         "generations": generation_entries(context.generations),
         "checkpoint": _checkpoint(context.report.checkpoint),

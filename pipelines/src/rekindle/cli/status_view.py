@@ -238,6 +238,8 @@ def _task(name: str, report: TaskReport | None, reserved: int | None, pod: Json)
         remarks.append(f"{report.source_behind:,} offsets behind the end of its topic")
     if report.bad_records:
         remarks.append(f"{report.bad_records:,} bad records, such as {report.bad_record}")
+    if report.hot_key:
+        remarks.append(report.hot_key)
     if report.problem:
         remarks.append(report.problem)
     return TaskLine(

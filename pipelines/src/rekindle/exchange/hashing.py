@@ -39,11 +39,11 @@ def hash_rows(table: pa.Table, columns: Sequence[str]) -> _Hashes:
     hashes = np.full(table.num_rows, _GOLDEN_RATIO, dtype=np.uint64)
     for name in columns:
         with np.errstate(over="ignore"):
-            hashes = _mix(hashes * np.uint64(31) + _hash_column(table.column(name), name))
+            hashes = mix(hashes * np.uint64(31) + _hash_column(table.column(name), name))
     return hashes
 
 
-def _mix(bits: _Hashes) -> _Hashes:
+def mix(bits: _Hashes) -> _Hashes:
     """The finaliser of splitmix64: every input bit reaches every output bit."""
     with np.errstate(over="ignore"):
         bits = bits + _GOLDEN_RATIO
@@ -71,21 +71,21 @@ def _hash_array(array: pa.Array, name: str) -> _Hashes:
     if t.is_null(kind):
         return np.full(len(array), _NULL, dtype=np.uint64)
     if t.is_boolean(kind):
-        return _mix(_plain(array.cast(pa.uint8()), np.uint8).astype(np.uint64) ^ _BOOLEAN)
+        return mix(_plain(array.cast(pa.uint8()), np.uint8).astype(np.uint64) ^ _BOOLEAN)
     if t.is_unsigned_integer(kind):
-        return _mix(_plain(array.cast(pa.uint64()), np.uint64) ^ _INTEGER)
+        return mix(_plain(array.cast(pa.uint64()), np.uint64) ^ _INTEGER)
     if t.is_integer(kind):
-        return _mix(_plain(array.cast(pa.int64()), np.int64).view(np.uint64) ^ _INTEGER)
+        return mix(_plain(array.cast(pa.int64()), np.int64).view(np.uint64) ^ _INTEGER)
     if t.is_floating(kind):
         values = _plain(array.cast(pa.float64()), np.float64) + 0.0
         values[np.isnan(values)] = np.nan
-        return _mix(values.view(np.uint64) ^ _FLOAT)
+        return mix(values.view(np.uint64) ^ _FLOAT)
     if t.is_date(kind):
         days = array.cast(pa.date32()).cast(pa.int32()).cast(pa.int64())
-        return _mix(_plain(days, np.int64).view(np.uint64) ^ _DATE)
+        return mix(_plain(days, np.int64).view(np.uint64) ^ _DATE)
     if t.is_timestamp(kind):
         micros = array.cast(pa.timestamp("us", kind.tz), safe=False).cast(pa.int64())
-        return _mix(_plain(micros, np.int64).view(np.uint64) ^ _TIMESTAMP)
+        return mix(_plain(micros, np.int64).view(np.uint64) ^ _TIMESTAMP)
     if t.is_decimal(kind):
         return _hash_unique(array, _DECIMAL, _decimal_bytes)
     if t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind):
@@ -115,7 +115,7 @@ def _hash_unique(array: pa.Array, tag: np.uint64, canonical: Callable[[Any], byt
         hasher.update(canonical(value))
         digests += hasher.digest()
     codes = _plain(encoded.indices, np.int64)
-    return _mix(np.frombuffer(digests, "<u8").astype(np.uint64)[codes] ^ tag)
+    return mix(np.frombuffer(digests, "<u8").astype(np.uint64)[codes] ^ tag)
 
 
 def _decimal_bytes(value: Decimal) -> bytes:

@@ -18,7 +18,7 @@ from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import ReplayableSource
 from rekindle.engine.bounds import CALL_BYTES, MAX_ROWS
 from rekindle.engine.model import Chain, DroppedRows, EpochOutput, State
-from rekindle.errors import RekindleError
+from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.exchange.routing import partitions_read, share_read
 from rekindle.exchange.shuffle import group_by_share
 from rekindle.streams.epochs import NO_WATERMARK, EpochBatch, EpochInput
@@ -121,7 +121,14 @@ class Execution:
                     epochs = call.cuts[segment.nodes[0], p]
                 else:
                     epochs = tuple(_merge(segment, p, shares, call.epochs, partition.watermark))
-                result = partition.chain.process(partition.state, epochs)
+                try:
+                    result = partition.chain.process(partition.state, epochs)
+                except MemoryError as error:  # also Arrow's
+                    span = f"epochs {epochs[0].epoch} to {epochs[-1].epoch}"
+                    raise EpochTooLarge(
+                        f"{', '.join(segment.nodes)}: {span} do not fit into memory ({error}); "
+                        "use a machine with more, shorter epochs, or --epochs-per-job 1"
+                    ) from error
                 partition.state, partition.watermark = result.state, epochs[-1].watermark
                 streams[segment.stream, p] = result.outputs
                 found += self._query_outputs(segment, p, result.outputs)

@@ -28,6 +28,7 @@ from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog
 from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSize, CallSizeFile
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.loop import (
     VALID_EVENTS,
     AppendEpochs,
@@ -91,6 +92,7 @@ class EngineParts:
     output: LiveOutput | None = None
     """If output may be tentative."""
     attempts: AttemptFile | None = None
+    hot_keys: HotKeys | None = None
 
 
 class EngineCalls:
@@ -117,6 +119,7 @@ class EngineCalls:
     def begin(self, parts: EngineParts) -> None:
         self._parts = parts
         self._process.core.status.dropped = parts.chain.dropped
+        self._process.core.status.hot_keys = parts.hot_keys
 
     def request(self, request: EngineRequest) -> None:
         """A newer request takes the place of one that has not begun."""
@@ -215,6 +218,8 @@ class EngineCalls:
             if call.for_checkpoint:
                 state = parts.chain.join_deltas(state)
             succeeded = size
+            if parts.hot_keys is not None and not call.attempt:
+                parts.hot_keys.add(call.epochs)
             return lambda loop, now: loop.epochs_processed(result.outputs, state, now)
         except (EngineUnavailable, OutOfMemory) as error:
             if parts.engine is None:

@@ -37,6 +37,7 @@ class TaskCollector(Collector):
             response, status = self._core.response(), self._core.status
             missing_state_bytes = status.missing_state_bytes()
             snapshot_bytes = status.snapshot_bytes()
+            hot_keys = status.hot_key_shares()
         for name, text, value in (
             (
                 "rekindle_task_stable_epoch",
@@ -104,6 +105,9 @@ class TaskCollector(Collector):
         for sink in response.sinks:
             text, query = "Newest durable epoch of a sink", sink.assigned.query
             yield self._gauge("rekindle_task_sink_epoch", text, sink.durable, query=query)
+        text = "Share of the rows of an input that have one key, if it is more than half; else 0"
+        for name, share in hot_keys.items():
+            yield self._gauge("rekindle_task_hot_key_share", text, share, input=name)
         yield self._dropped_rows()
         yield from self._behind()
 

@@ -48,6 +48,7 @@ from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig, left_out_intervals
 from rekindle.task.control import ControlServer
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -405,6 +406,7 @@ class TaskRuntime:
                 earlier=earlier,
                 output=started.output,
                 attempts=self._attempts,
+                hot_keys=HotKeys(config.topology, config.segment, config.ref.partition),
             )
         )
         self._output, self._earlier = started.output, earlier

@@ -228,6 +228,7 @@ def _task(task: Task, inputs: ReportInputs) -> TaskReport:
         source_behind=source.behind if source is not None else None,
         bad_records=source.bad_records if source is not None else 0,
         bad_record=_bounded(source.example) if source is not None else "",
+        hot_key=_bounded(response.hot_key),
     )
 
 

@@ -26,6 +26,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.lending import LendingCore
 from rekindle.task.core.partner import PartnerMessages
 from rekindle.task.core.parts import Parts
@@ -97,6 +98,7 @@ class TaskStatus:
         self.may_be_live = True
         self.dropped: Mapping[str, DroppedRows] = {}  # the chain updates it in place
         self.source: LiveSourceStatus | None = None  # its inputs update it in place
+        self.hot_keys: HotKeys | None = None  # the engine's thread updates it in place
         self._saver = saver
         self._lending = lending
         self._ref = ref
@@ -244,6 +246,12 @@ class TaskStatus:
         """Size of the newest state, wherever it is kept."""
         return self.parts.loop.state.operators.nbytes if self.parts is not None else 0
 
+    def hot_key_shares(self) -> Mapping[str, float]:
+        """By input whose rows are distributed by a key: `HotKeys.shares`."""
+        if self.hot_keys is None or self.parts is None:
+            return {}
+        return self.hot_keys.shares(self.parts.loop.state.epoch)
+
     def response(self, fence: int) -> PollResponse:
         parts, fetch = self.parts, self.fetch
         lost = fetch.lost if fetch is not None else None
@@ -281,6 +289,7 @@ class TaskStatus:
             "checkpoints": self._saver.saved(),
             "sinks": parts.sinks.progress(),
             "source": self.source.progress() if self.source is not None else None,
+            "hot_key": self.hot_keys.text(parts.loop.state.epoch) if self.hot_keys else "",
         }
         if self.ports is not None:
             progress["unreadable"] = self.ports.unreadable()

@@ -86,6 +86,9 @@ class DistinctOperatorKind(OperatorKind):
     def keys(self, input: int) -> tuple[str, ...]:
         return self.spec.keys
 
+    def hint_for_hot_key(self) -> str:
+        return "write more columns into keys"
+
     def fuses_with_input(self) -> bool:
         return (self.node.partitions or 1) == 1
 

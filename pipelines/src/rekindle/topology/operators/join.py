@@ -70,7 +70,12 @@ class UnmatchedRows:
 
 class JoinOperatorKind(OperatorKind):
     distributes_rows = True
+    many_rows = 1_000  # of one key, each matches all that are kept
     not_in_id = (JoinSpec.name_of("when_missing"),)
+
+    def hint_for_hot_key(self) -> str:
+        one = "" if self.spec.type in ("Semi", "Anti") else ", or type: Semi if one match is enough"
+        return f"write more equalities into on, a shorter within{one}"
 
     @property
     def blocks(self) -> bool:

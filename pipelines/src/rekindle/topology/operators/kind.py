@@ -54,6 +54,8 @@ class OperatorKind(ABC):
     """Fields of its spec that have no effect on what is computed, by their names in a resource."""
     inherits_partitions: ClassVar[bool] = False
     """Whether it has the partitions of its input, if it has neither keys nor `partitions`."""
+    many_rows: ClassVar[int] = 10_000
+    """How many rows of an epoch in one partition cost more than an epoch does without rows."""
 
     @property
     def needs_all_rows(self) -> bool:
@@ -81,6 +83,10 @@ class OperatorKind(ABC):
         """The columns of the input with this index by whose hash its rows are distributed over the
         partitions; (): they are not."""
         return self.node.key_by
+
+    def hint_for_hot_key(self) -> str:
+        """What to do if most rows have one key."""
+        return "write more columns into keyBy"
 
     def fuses_with_input(self) -> bool:
         """Whether it may run in the segment of its only input, if partitions and replicas agree."""

@@ -46,6 +46,13 @@ class WindowOperatorKind(OperatorKind):
             ends = {True}
         return Stream(schema, END, at_window_end=ends.pop() if len(ends) == 1 else None)
 
+    def hint_for_hot_key(self) -> str:
+        window = self._window
+        if more := [column for column in window.group_by if column not in self.node.key_by]:
+            return f"add {' and '.join(more)} to keyBy"
+        again = ", and combine its groups in a second window" if window.size is not None else ""
+        return f"write one more column into groupBy and keyBy{again}"
+
     def describe(self) -> str:
         window = self._window
         keys = f" by {', '.join(window.group_by)}" if window.group_by else ""
