@@ -99,14 +99,30 @@ class EarlierBoots:
 def held_log(directory: Path, has_no_partners: bool) -> tuple[int, int] | None:
     """First and last epoch of the log with which the task will begin, if it serves that log, and
     does not doubt it. Damage before the last file is not looked for."""
-    doubted = is_marked(directory) or must_compare(directory)
-    if not has_no_partners or doubted or (directory / _RESULTS_FILE).exists():
+    if not has_no_partners or is_doubted(directory):
         return None
     try:
         return held_epochs(directory)
     except OSError as error:  # the start, which opens the log, reports it to the coordinator
         _log.warning("what the output log has is not known: %s", error)
         return None
+
+
+def is_doubted(directory: Path) -> bool:
+    """Whether results of earlier boots may be wrong, or the log that is in the store could not be
+    used."""
+    marked = is_marked(directory) or must_compare(directory) or _refusal_of(directory).exists()
+    return marked or (directory / _RESULTS_FILE).exists()
+
+
+def refuse_shipped(directory: Path) -> None:
+    """Do not use the log that is in the store, in this pod. Raises OSError."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _refusal_of(directory).touch()
+
+
+def _refusal_of(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.own")
 
 
 def require_held(log: OutputLog, point: RestorePoint) -> None:
