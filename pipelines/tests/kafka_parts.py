@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Producer, admin
+from confluent_kafka import Producer, TopicCollection, admin
 
 from rekindle.connectors.kafka_client import TopicClient, TopicUnavailable
 from rekindle.connectors.kafka_source import KafkaSource
@@ -21,7 +21,7 @@ from rekindle.topology.model import Node
 from rekindle.topology.schema import Field, Scalar
 from rekindle.topology.spec import EventTimeSpec, SourceSpec
 from rekindle.topology.sql.ddl import ddl_to_schema
-from rekindle_testing.embedded.kafka import KafkaBroker
+from rekindle_testing.embedded.kafka import KafkaBroker, KafkaCluster
 
 SCHEMA = "id BIGINT, at TIMESTAMP"
 _START_S = 60.0
@@ -30,7 +30,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Topic:
-    broker: KafkaBroker
+    broker: KafkaBroker | KafkaCluster
     name: str
 
     def administer(self, action: Callable[[admin.AdminClient], Mapping[Any, Future[Any]]]) -> None:
@@ -39,7 +39,8 @@ class Topic:
             future.result()
 
     def create(self, partitions: int, **config: str) -> Topic:
-        topic = admin.NewTopic(self.name, partitions, 1, config=config)
+        replicas = 3 if isinstance(self.broker, KafkaCluster) else 1
+        topic = admin.NewTopic(self.name, partitions, replicas, config=config)
         self.administer(lambda client: client.create_topics([topic]))
         self._wait_for_leaders(partitions)
         return self
@@ -58,6 +59,13 @@ class Topic:
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
         client.close()
+
+    def partitions(self) -> list[Any]:
+        """Their descriptions, in order."""
+        client = admin.AdminClient({"bootstrap.servers": self.broker.bootstrap_servers})
+        topics = TopicCollection([self.name])
+        found = client.describe_topics(topics, request_timeout=5.0)[self.name].result()
+        return list(found.partitions)
 
     def delete(self) -> None:
         self.administer(lambda client: client.delete_topics([self.name]))
@@ -79,7 +87,7 @@ class Topic:
         assert producer.flush(30) == 0
 
 
-def new_topic(broker: KafkaBroker, partitions: int = 1, **config: str) -> Topic:
+def new_topic(broker: KafkaBroker | KafkaCluster, partitions: int = 1, **config: str) -> Topic:
     return Topic(broker, f"topic-{next(_numbers)}").create(partitions, **config)
 
 

@@ -12,7 +12,7 @@ from confluent_kafka import Message
 from kafka_parts import Topic
 
 from rekindle.connectors.epoch_ranges import Definition
-from rekindle.connectors.kafka_client import TopicClient
+from rekindle.connectors.kafka_client import TopicClient, TopicUnavailable
 from rekindle.connectors.kafka_sink import KafkaSink
 from rekindle.connectors.sink import SinkContext
 from rekindle.streams.epochs import EpochBatch
@@ -69,6 +69,27 @@ def committed(topic: Topic) -> list[Message]:
     found = client.read({p: (begins[p], ends[p]) for p in range(count)})
     client.close()
     return [message for p in range(count) for message in found[p].messages]
+
+
+class Committed:
+    """The values that readers of committed records have, in the order of each partition."""
+
+    def __init__(self, topic: Topic, partitions: int) -> None:
+        self._client = TopicClient(topic.broker.bootstrap_servers, topic.name)
+        self._at = dict.fromkeys(range(partitions), 0)
+        self.values: list[bytes] = []
+
+    def count(self) -> int:
+        """As before while brokers do not respond."""
+        try:
+            ends = self._client.ends(self._at)
+            found = self._client.read({p: (self._at[p], ends[p]) for p in ends})
+        except TopicUnavailable:
+            return len(self.values)
+        for partition, records in found.items():
+            self.values += [message.value() or b"" for message in records.messages]
+            self._at[partition] = records.end
+        return len(self.values)
 
 
 def ids(topic: Topic) -> list[int]:

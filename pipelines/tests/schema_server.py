@@ -11,7 +11,7 @@ from typing import Any, Self
 
 class SchemaServer:
     """`schemas`: by number, the answer. `subjects`: by `subject/version`. `user`: `name:password`
-    that it asks for. `refuses`: the status of an attempt to register a schema."""
+    that it asks for. `refuses`: the status of an attempt to register a schema; `says`: why."""
 
     def __init__(
         self,
@@ -19,6 +19,7 @@ class SchemaServer:
         subjects: dict[str, dict[str, Any]] | None = None,
         user: str | None = None,
         refuses: int | None = None,
+        says: str = "",
     ) -> None:
         self.schemas = schemas
         self.registered: dict[tuple[str, str], int] = {}  # by subject and schema
@@ -37,17 +38,24 @@ class SchemaServer:
             def do_POST(self) -> None:
                 if not self.is_allowed():
                     return
-                schema = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["schema"]
+                message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                schema = message["schema"]
                 _, _, subject, *is_new = self.path.split("/")
                 key = subject, schema
                 if is_new and refuses is not None:
-                    self.send_error(refuses)
+                    if says:
+                        self.answer({"error_code": refuses, "message": says}, refuses)
+                    else:
+                        self.send_error(refuses)
                     return
                 if is_new and key not in server.registered:
                     number = 1 + max(server.schemas, default=0)
-                    server.schemas[number] = {"schema": schema}
+                    server.schemas[number] = message
                     server.registered[key] = number
-                self.answer({"id": server.registered[key]} if key in server.registered else None)
+                if (known := server.registered.get(key)) is None:
+                    self.answer(None)
+                else:
+                    self.answer({"id": known} if is_new else {"id": known, "version": 1})
 
             def do_GET(self) -> None:
                 if not self.is_allowed():
@@ -60,12 +68,12 @@ class SchemaServer:
                     found = (subjects or {}).get(f"{subject}/{version}")
                 self.answer(found)
 
-            def answer(self, found: Any) -> None:
+            def answer(self, found: Any, status: int = 200) -> None:
                 if found is None:
                     self.send_error(404)
                     return
                 body = json.dumps(found).encode()
-                self.send_response(200)
+                self.send_response(status)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)

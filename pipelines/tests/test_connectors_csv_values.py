@@ -12,8 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.arrow_types import arrow_schema
+from rekindle.connectors.csv_reading import parse_csv_block
+from rekindle.connectors.csv_values import CsvValues
 from rekindle.connectors.record_values import Decoded, ValueDecoder
 from rekindle.connectors.value_formats import open_format
+from rekindle.errors import SchemaMismatch
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
 from rekindle.topology.sql.ddl import ddl_to_schema
 
@@ -105,6 +108,36 @@ def test_a_value_is_read_alike_whatever_is_beside_it(values: list[bytes | None])
         alone = decode([value], "a INT, b STRING")
         assert alone.bad.get(0) == together.bad.get(at)
         assert rows(alone) == rows(together)[at : at + 1]
+
+
+@given(_PIECES.map(lambda p: "".join(p).encode()), st.booleans())
+def test_what_is_found_by_counting_is_what_a_reader_says(value: bytes, has_quotes: bool) -> None:
+    options = {"quote": '"' if has_quotes else "", "escape": "a"}
+    given = {"bootstrapServers": "b:9092", "topic": "t", "format": "csv", **options}
+    spec = KafkaSourceSpec.model_validate(given)
+    values = CsvValues(arrow_schema(ddl_to_schema("a INT, b STRING")), spec)
+    if found := values._wrong_number(value):
+        with pytest.raises(SchemaMismatch) as raised:
+            values._one(value)
+        assert str(raised.value) == found
+
+
+def test_values_of_another_number_of_columns_are_found_by_counting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each costs half a millisecond otherwise."""
+    parsed = list[int]()
+
+    def parse(block: bytes, *more: Any) -> Any:
+        parsed.append(block.count(b"\n") + 1)
+        return parse_csv_block(block, *more)
+
+    monkeypatch.setattr("rekindle.connectors.csv_values.parse_csv_block", parse)
+    decoded = decode([b"1,a" if at % 2 else b"%d,a,1.5" % at for at in range(400)])
+    assert list(decoded.bad) == list(range(1, 400, 2))
+    assert decoded.bad[1] == "'1,a': 2 values for 3 columns"
+    assert [row[0] for row in rows(decoded)][:5] == [0, None, 2, None, 4]
+    assert sum(parsed) <= 600
 
 
 def test_a_raw_value_is_the_column() -> None:

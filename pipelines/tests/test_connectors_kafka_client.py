@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition, admin
 
-from rekindle.connectors import kafka_client
-from rekindle.connectors.kafka_client import Ranges, Records, TopicClient
+from rekindle.connectors import kafka_client, kafka_markers
+from rekindle.connectors.kafka_client import Ranges, Records, TopicClient, TopicUnavailable
+from rekindle.connectors.kafka_markers import Markers
 from rekindle.connectors.kafka_source import KafkaSource
 from rekindle.connectors.source import SourceContext
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
@@ -130,3 +133,65 @@ def test_a_record_whose_columns_have_no_value_is_bad() -> None:
     found = source.read({"0": 0}, {"0": 4})
     assert (found.table.num_rows, found.dropped, found.newest_us) == (2, 2, {"0": 5000})
     assert "offset 1: column t: the record's time" in found.example
+
+
+def test_after_a_failure_the_client_asks_for_the_present_brokers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else it waits for minutes for a controller, or a leader, that is gone."""
+    asked = list[str]()
+
+    class Admin:
+        def __init__(self, settings: Mapping[str, Any]) -> None: ...
+
+        def describe_topics(self, topics: Any, **_: Any) -> dict[str, Future[Any]]:
+            failed: Future[Any] = Future()
+            timed_out = KafkaError(KafkaError._TIMED_OUT, "waiting for controller")
+            failed.set_exception(KafkaException(timed_out))
+            return {"clicks": failed}
+
+        def list_topics(self, topic: str, timeout_s: float) -> None:
+            asked.append(topic)
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    monkeypatch.setattr(admin, "AdminClient", Admin)
+    with pytest.raises(TopicUnavailable, match="waiting for controller"):
+        client(monkeypatch, {}).describe()
+    assert asked == ["clicks"]
+
+
+def test_a_partition_without_a_leader_has_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be read to its end, and idle."""
+
+    class Admin:
+        def __init__(self, settings: Mapping[str, Any]) -> None: ...
+
+        def list_offsets(self, wanted: Mapping[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+            found = {at: Future[Any]() for at in wanted}
+            for at, future in found.items():
+                future.set_result(Mock(offset=(5, OFFSET_INVALID)[at.partition]))
+            return found
+
+        def list_topics(self, topic: str, timeout_s: float) -> None: ...
+
+    monkeypatch.setattr(admin, "AdminClient", Admin)
+    reader = client(monkeypatch, {})
+    assert reader.ends([0]) == {0: 5}
+    with pytest.raises(TopicUnavailable, match="partition 1 has no leader"):
+        reader.ends([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("topic_id", "problem"), [("a", "has not caught up"), ("b", "deleted and created again")]
+)
+def test_markers_that_end_before_what_was_read_are_of_a_new_topic_if_its_id_is(
+    monkeypatch: pytest.MonkeyPatch, topic_id: str, problem: str
+) -> None:
+    """A leader that is new may not know the newest end yet."""
+    topic = Mock(spec=TopicClient)
+    monkeypatch.setattr(kafka_markers, "TopicClient", lambda *_: topic)
+    markers = Markers("b:1", "out", "writer", None)
+    markers._topic_id, markers._position = "a", 7
+    topic.ends.return_value, topic.describe.return_value = {0: 5}, (topic_id, 1)
+    with pytest.raises(TopicUnavailable, match=problem):
+        markers.look()

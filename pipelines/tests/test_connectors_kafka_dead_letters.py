@@ -51,7 +51,12 @@ def topics(kafka_broker: KafkaBroker) -> tuple[Topic, Topic]:
 
 def test_a_record_is_as_it_was_and_says_where_it_was(topics: tuple[Topic, Topic]) -> None:
     topic, dead = topics
-    topic.send([b'{"id":"x"}', None], key=b"k", headers=[("h", b"1"), ("n", None)])
+    topic.send(
+        [b'{"id":"x"}', None],
+        key=b"k",
+        headers=[("h", b"1"), ("n", None)],
+        timestamp=1_767_225_600_123,
+    )
     source = open_kafka(topic, onBadRecord="DeadLetter", deadLetterTopic=dead.name)
     reach = source.ends(None)
     found = source.read(reach.start, reach.end)
@@ -68,6 +73,7 @@ def test_a_record_is_as_it_was_and_says_where_it_was(topics: tuple[Topic, Topic]
         "rekindle.topic": topic.name.encode(),
         "rekindle.partition": b"0",
         "rekindle.offset": b"0",
+        "rekindle.timestampMs": b"1767225600123",
     }
     letters.close()
     source.close()

@@ -123,8 +123,13 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Secrets:
     return Secrets(tmp_path)
 
 
+def servers_of(topic: Topic, listener: str) -> str:
+    assert isinstance(topic.broker, KafkaBroker)
+    return topic.broker.servers_of(listener)
+
+
 def source(topic: Topic, listener: str, **options: Any) -> KafkaSource:
-    return open_kafka(topic, bootstrapServers=topic.broker.servers_of(listener), **options)
+    return open_kafka(topic, bootstrapServers=servers_of(topic, listener), **options)
 
 
 def sasl(mechanism: str, secret: str, **more: Any) -> dict[str, Any]:
@@ -148,7 +153,7 @@ def test_a_password_is_accepted_or_refused_at_once(
     assert read(source(topic, "PASSWORD", security=sasl(mechanism, secret))) == [1]
     secrets.write(secret, password=WRONG)
     opened, began = source(topic, "PASSWORD", security=sasl(mechanism, secret)), time.monotonic()
-    where = f"source clicks: topic {topic.name} at {topic.broker.servers_of('PASSWORD')}: .*"
+    where = f"source clicks: topic {topic.name} at {servers_of(topic, 'PASSWORD')}: .*"
     with pytest.raises(SourceRefused, match=f"{where}uthentication.*correct the source") as refused:
         opened.require_access()
     assert time.monotonic() - began < 3.0

@@ -190,9 +190,32 @@ class TestWatermark:
         cuts = reader(rule=self.RULE)
         idle = propose(cuts, {"0": 10, "1": 4}, {}, through=9)
         assert idle.idle == ("0", "1")
-        assert idle.watermark == FIRST.watermark  # nobody advances it
+        assert idle.all_idle
+        assert idle.watermark == 90  # of the newest: what is idle does not hold it
         cuts.created(True, sent_at=1.0, now=1.0)
-        assert propose(cuts, {"0": 10, "1": 5}, {"1": 75}, through=10).idle == ("0",)
+        awake = propose(cuts, {"0": 10, "1": 5}, {"1": 75}, through=10)
+        assert (awake.idle, awake.all_idle, awake.watermark) == (("0",), False, 90)
+
+    def test_a_source_without_splits_holds_nothing_back(self) -> None:
+        cuts = PlannedCuts(0, self.RULE)
+        cuts.listed([], sent_at=0.0)
+        record = propose(cuts, {}, {}, through=0)
+        assert (record.all_idle, record.watermark) == (True, NO_WATERMARK)
+
+    def test_it_does_not_matter_which_split_is_idle_first(self) -> None:
+        watermarks = set()
+        for last in ("0", "1"):
+            cuts = reader(rule=self.RULE)
+            end = {"0": 10, "1": 4}
+            for epoch in range(3, 9):
+                has_rows = epoch < 5
+                end[last] += has_rows
+                newest = {last: FIRST.newest_us[last]} if has_rows else {}
+                record = propose(cuts, dict(end), newest, through=epoch)
+                cuts.created(True, sent_at=1.0, now=1.0)
+            assert record.all_idle
+            watermarks.add(record.watermark)
+        assert watermarks == {90}
 
     def test_a_split_that_is_behind_is_not_idle(self) -> None:
         cuts = reader(rule=self.RULE)

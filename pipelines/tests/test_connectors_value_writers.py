@@ -177,10 +177,22 @@ class TestRegistry:
             server.registered["a.b-value", avro_schema(self.ROWS.schema)] = 3
             assert (self.writer(server).encode(self.ROWS)[0] or b"")[:5] == PREFIX.pack(0, 3)
 
-    def test_columns_that_are_not_compatible_are_refused_in_words(self) -> None:
+    @pytest.mark.parametrize(
+        ("status", "says", "message"),
+        [
+            (409, "", "not compatible with the schema .* the subject's compatibility$"),
+            (409, "type of\nid changed", "not compatible with .*: type of id changed$"),
+            (422, "Invalid schema", "the schema is refused: Invalid schema$"),
+            (500, "", "HTTP 500$"),
+            (500, "x" * 9_999, "HTTP 500: x{500}$"),
+        ],
+    )
+    def test_what_the_registry_refuses_is_said_in_its_words(
+        self, status: int, says: str, message: str
+    ) -> None:
         with (
-            SchemaServer({}, refuses=409) as server,
-            pytest.raises(SourceFailed, match="not compatible with the schema"),
+            SchemaServer({}, refuses=status, says=says) as server,
+            pytest.raises(SourceFailed, match=message),
         ):
             self.writer(server).encode(self.ROWS)
 

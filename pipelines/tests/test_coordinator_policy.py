@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.coordinator.checkpoints.policy import (
-    MAX_INTERVALS,
     Replay,
     next_checkpoint,
     replay_target_s,
     with_consumers,
 )
 from rekindle.coordinator.tasks.graph import build_graph
+from rekindle.protocol import MAX_INTERVALS
 from rekindle.report import CheckpointProblemKind
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Partition, Slot

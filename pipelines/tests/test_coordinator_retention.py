@@ -230,6 +230,21 @@ def test_an_entry_that_is_being_loaded_is_kept() -> None:
     assert epochs(kept["a/0"]) == [15, 7]
 
 
+def test_entries_through_which_a_log_is_in_the_store_are_kept() -> None:
+    """`b` waits since epoch 10. Of `a`'s log, what is up to 30 is in the store, and soon up to
+    40. While `a` has no task, nothing of that is dropped."""
+    graph = build_graph(make_topology([SimulatedSegment("a"), SimulatedSegment("b", ("a",))]))
+    a, b = (Partition(n, 0) for n in "ab")
+    available = {a: refs(50, 40, 30, 20, 10, 5), b: refs(10)}
+    runs = Progress({a: (55,)})
+    kept = keep_entries(graph, available, {}, replace(runs, shipped={a: (30, 40)}))
+    assert epochs(kept["a/0"]) == [50, 40, 30, 10]
+    assert keep_entries(graph, available, kept, Progress()) == kept
+    assert epochs(keep_entries(graph, available, kept, runs)["a/0"]) == [50, 10]
+    older = keep_entries(graph, available, {}, replace(runs, shipped={a: (7,)}))
+    assert epochs(older["a/0"]) == [50, 10], "it would pin more of the inputs"
+
+
 def refs(*numbers: int) -> tuple[EntryRef, ...]:
     return tuple(EntryRef(n, f"o{n}", f"d{n}") for n in numbers)
 

@@ -8,13 +8,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from state_parts import count_state, value_in_state
 
 from rekindle.cli import main
 from rekindle.connectors.compare import compare_sinks, read_sink
+from rekindle.connectors.sink import Sink
 from rekindle.connectors.source import SourceSummary
 from rekindle.engine.model import Chain, ChainResult, DroppedRows, EpochOutput, State
 from rekindle.errors import InvalidTopology, RekindleError
@@ -28,9 +32,11 @@ from rekindle.reference import (
     redirect,
     run_reference,
 )
+from rekindle.reference.execute import CallInput, Execution
 from rekindle.reference.rewrite import relative_paths
 from rekindle.reference.run import _remove_output
-from rekindle.streams.epochs import END_OF_INPUT, EpochInput
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch, EpochInput
+from rekindle.streams.sunion import Channel, SUnion
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.kinds.files import FilesSourceSpec
 from rekindle.topology.load import load_topology
@@ -64,6 +70,9 @@ spec:
 """
 
 
+SCHEMA = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
+
+
 @dataclass
 class FakeChain:
     """Passes rows through, keeps what it was given, and counts rows in its state."""
@@ -79,7 +88,7 @@ class FakeChain:
         for e in epochs:
             rows = pa.concat_tables(e.inputs)
             count += rows.num_rows
-            outputs.append(EpochOutput(e.epoch, e.watermark, rows))
+            outputs.append(EpochOutput(e.epoch, e.watermark, rows, e.idle))
         return ChainResult(tuple(outputs), count_state("n", count))
 
     def match_columns(self, state: State) -> State:
@@ -99,8 +108,7 @@ class Chains:
         self.made: dict[str, list[FakeChain]] = {}
 
     def __call__(self, segment: Segment) -> Chain:
-        schema = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us", "UTC"))])
-        chain = FakeChain(schema, [])
+        chain = FakeChain(SCHEMA, [])
         self.made.setdefault(segment.name, []).append(chain)
         return chain
 
@@ -146,6 +154,36 @@ def test_watermarks_are_the_minimum_and_end_with_the_last_input(tmp_path: Path) 
     assert all(a.watermark == b.watermark_before for a, b in itertools.pairwise(seen))
     assert seen[0].watermark == 666_666  # b's third row; a's tenth is at 0.9 s
     assert [e.watermark == END_OF_INPUT for e in seen] == [False] * 10 + [True]
+
+
+MARKS = st.tuples(st.integers(0, 20) | st.just(END_OF_INPUT), st.booleans())
+
+
+@given(st.lists(st.tuples(MARKS, MARKS), min_size=1, max_size=8))
+def test_the_reference_merges_idle_inputs_as_tasks_do(
+    epochs: list[tuple[tuple[int, bool], tuple[int, bool]]],
+) -> None:
+    name, spec = loaded()
+    chains, topology = Chains(), compile_topology(spec, name, skip_cluster_checks=True)
+    execution = Execution(topology, chains, lambda *_: Mock(spec=Sink))
+    rows = pa.table({"k": [1], "t": [0]}, SCHEMA)
+    cuts: dict[tuple[str, int], list[EpochInput]] = {("a", 0): [], ("b", 0): []}
+    union = SUnion([[0], [0]], 0, NO_WATERMARK)
+    merged: list[EpochInput] = []
+    for number, marks in enumerate(epochs):
+        for at, (key, (watermark, idle)) in enumerate(zip(cuts, marks, strict=True)):
+            before = cuts[key][-1].watermark if cuts[key] else NO_WATERMARK
+            after = max(before, watermark)
+            cuts[key].append(EpochInput(number, before, after, (rows,), idle=idle))
+            merged += union.add(
+                Channel(at, 0), EpochBatch(key[0], 0, number, after, rows, "", idle=idle)
+            )
+    inputs = {key: tuple(found) for key, found in cuts.items()}
+    execution.run_call(CallInput(tuple(range(len(epochs))), inputs))
+    for name in ("keyed", "all"):
+        for chain in chains.made[name]:
+            seen = [(e.watermark_before, e.watermark, e.idle) for e in chain.seen]
+            assert seen == [(e.watermark_before, e.watermark, e.idle) for e in merged]
 
 
 def test_the_output_does_not_depend_on_the_size_of_calls(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,18 @@ class Edges:
 @pytest.fixture
 def logs(tmp_path: Path) -> list[OutputLog]:
     return [make_log(tmp_path, n) for n in range(EDGES)]
+
+
+@pytest.mark.parametrize("share", [None, Share(("n",), 2, 1)], ids=["all", "share"])
+def test_readers_get_what_is_idle(
+    server: StreamServer, log: OutputLog, share: Share | None
+) -> None:
+    idle = [False, True, True, False, True]
+    for epoch, is_idle in enumerate(idle):
+        log.append(replace(batch(epoch, rows=3 * (epoch % 2)), idle=is_idle))
+    request = ReadRequest("s", 0, 0, 1 << 20, share=share)
+    response = read_once(f"{ADDRESS}:{server.port}", request, 10, IDENTITY)
+    assert [e.idle for e in response.epochs] == idle
 
 
 # -- threads -----------------------------------------------------------------------------------

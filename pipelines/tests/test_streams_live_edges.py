@@ -200,6 +200,8 @@ def test_messages_without_tentative_output_have_no_new_fields(live: LiveServer) 
     assert StreamProgress(base=0, last=4, head=5).header() == {"base": 0, "last": 4, "released": 5}
     header = json.loads(epoch_frame(3, 7, "d", None, 0)[8:])
     assert header == {"epoch": 3, "watermark": 7, "digest": "d"}
+    idle = json.loads(epoch_frame(3, 7, "d", None, 0, idle=True)[8:])
+    assert idle == {**header, "idle": True}
 
 
 def test_a_tentative_epoch_that_was_not_requested_is_refused() -> None:

@@ -12,8 +12,7 @@ import pytest
 from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
 from rekindle.errors import BelowFloor, DifferentResults, LogFull
-from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
-from rekindle.streams.log import Result
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, Result
 from rekindle.streams.log_reading import MAX_READ_EPOCHS
 
 

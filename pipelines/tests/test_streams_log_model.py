@@ -6,6 +6,7 @@ import gc
 import threading
 import tracemalloc
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,8 +18,8 @@ from log_parts import SCHEMA, MemorySpill, batch, filled, open_log
 
 from rekindle.errors import BelowFloor, LogCorrupt
 from rekindle.streams.digest import digest_table
-from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch
-from rekindle.streams.log import OutputLog, Result
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch, Result
+from rekindle.streams.log import OutputLog
 from rekindle.streams.log_files import held_epochs
 from rekindle.streams.log_reading import MAX_READ_EPOCHS
 from rekindle.streams.records import WATERMARK_CHANGE, Record, RecordKind, encode_header
@@ -31,6 +32,7 @@ OPERATIONS = st.one_of(
     st.tuples(st.just("rows"), st.integers(1, 3)),
     st.tuples(st.just("empty"), st.integers(1, 12)),
     st.tuples(st.just("moving"), st.integers(1, 12)),  # the watermark; no rows
+    st.tuples(st.just("idle"), st.integers(1, 12)),  # no rows, and the watermark stays
     st.tuples(st.just("read"), SIZES),
     st.tuples(st.just("truncate"), PLACES),
     st.tuples(st.just("reopen"), PLACES),
@@ -62,11 +64,11 @@ class History:
         assert held_epochs(self.directory) == ((log.base, log.last) if has_any else None)
         return log
 
-    def append(self, rows: int, count: int, watermarks_step: int) -> None:
+    def append(self, rows: int, count: int, watermarks_step: int, *, idle: bool = False) -> None:
         for _ in range(count):
             if watermarks_step:
                 self.watermark = max(0, self.watermark) + watermarks_step
-            made = batch(self.next, rows, watermark=self.watermark)
+            made = replace(batch(self.next, rows, watermark=self.watermark), idle=idle)
             assert self.log.append(made)
             self.epochs[self.next] = made
             self.next += 1
@@ -189,7 +191,7 @@ class History:
         )
         assert list(self.log) == list(self.epochs.values())
         self.read_all(size)
-        results = {e: Result(b.digest, b.watermark) for e, b in self.epochs.items()}
+        results = {e: Result.of(b) for e, b in self.epochs.items()}
         assert self.log.results(self.log.base) == results
         for epoch in list(self.epochs.values())[::3]:
             assert not self.log.append(epoch)

@@ -43,6 +43,7 @@ class Epoch(NamedTuple):
     watermark: int
     digest: str
     payload: bytes
+    idle: bool = False
 
 
 EPOCHS = st.lists(
@@ -51,6 +52,7 @@ EPOCHS = st.lists(
         st.sampled_from((NO_WATERMARK, 0, 1, 2, END_OF_INPUT)),
         st.sampled_from(DIGESTS),
         st.sampled_from((b"", b"", b"", b"x", b"RKL2" * 16, b"y" * 100)),
+        st.sampled_from((False, False, True)),
     ),
     max_size=40,
 )
@@ -76,7 +78,7 @@ def apply(data: bytearray, writes: Iterable[tuple[int, bytes | pa.Buffer]]) -> N
 
 def appended(tail: Tail, epoch: Epoch, kind: RecordKind, branch: int) -> Appended:
     payload = pa.py_buffer(epoch.payload)
-    return append_epoch(tail, epoch.watermark, epoch.digest, payload, kind, branch)
+    return append_epoch(tail, epoch.watermark, epoch.digest, payload, kind, branch, epoch.idle)
 
 
 def filled(
@@ -94,7 +96,7 @@ def expanded(data: memoryview, found: Iterable[Record]) -> Iterator[Epoch]:
     for record in found:
         payload = b"" if record.empty else bytes(data[record.payload_start :][: record.length])
         for watermark in watermarks(watermark_changes(data, record), record, record.epoch):
-            yield Epoch(watermark, record.digest, payload)
+            yield Epoch(watermark, record.digest, payload, record.idle)
 
 
 def read(data: bytes | bytearray) -> tuple[list[Epoch], bool]:
@@ -201,8 +203,10 @@ def test_every_epoch_is_found_from_any_record_before_it(
 def test_an_outline_has_all_but_the_rows(epochs: list[Epoch]) -> None:
     data = memoryview(filled(epochs)[0])
     found = read_outline(memoryview(outline(data)))
-    results = [(w, r.digest) for r, payload in found for w in watermarks(payload, r, r.epoch)]
-    assert results == [(e.watermark, e.digest) for e in epochs]
+    results = [
+        (w, r.digest, r.idle) for r, payload in found for w in watermarks(payload, r, r.epoch)
+    ]
+    assert results == [(e.watermark, e.digest, e.idle) for e in epochs]
 
 
 def test_consecutive_empty_epochs_are_one_record_of_64_bytes() -> None:

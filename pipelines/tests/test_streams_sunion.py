@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.errors import DifferentResults
-from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
+from rekindle.streams.epochs import (
+    END_OF_INPUT,
+    BatchKind,
+    EpochBatch,
+    EpochInput,
+    merge_watermarks,
+)
 from rekindle.streams.sunion import Channel, SUnion, TentativeRefused
 
 LEFT = pa.schema([("a", pa.int64())])
@@ -73,6 +81,57 @@ def test_the_watermark_is_the_minimum_and_never_falls() -> None:
     ]
     got = [(x.watermark_before, x.watermark) for x in feed(union, arrivals)]
     assert got == [(7, 9), (9, 9), (9, 20)]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9) | st.just(END_OF_INPUT), st.booleans()), min_size=1, max_size=4
+    ),
+    st.data(),
+)
+def test_idle_inputs_hold_nothing_back_in_any_order(
+    inputs: list[tuple[int, bool]], data: st.DataObject
+) -> None:
+    watermark, idle = merge_watermarks(inputs)
+    assert merge_watermarks(data.draw(st.permutations(inputs))) == (watermark, idle)
+    holding = [of for of, is_idle in inputs if not is_idle and of < END_OF_INPUT]
+    assert idle == (not holding and any(is_idle for _, is_idle in inputs))
+    if holding:
+        assert watermark == min(holding)
+    elif not idle:
+        assert watermark == END_OF_INPUT
+
+
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=4), st.data())
+def test_it_does_not_matter_which_input_is_idle_first(
+    watermarks: list[int], data: st.DataObject
+) -> None:
+    newest = 0
+    waking = [False] * len(watermarks)
+    for at in data.draw(st.permutations(range(len(watermarks)))):
+        waking[at] = True
+        merged, _ = merge_watermarks(zip(watermarks, waking, strict=True))
+        newest = max(newest, merged)
+    assert newest == max(watermarks)
+
+
+def test_a_busy_input_goes_on_beside_an_idle_one() -> None:
+    union = SUnion([[0], [0]], next_epoch=0, watermark=0)
+    busy, other = Channel(0, 0), Channel(1, 0)
+    marks = [(5, False), (5, True), (5, True), (6, False), (6, True)]
+    arrivals = []
+    for epoch, (watermark, idle) in enumerate(marks):
+        ahead = replace(batch(busy, epoch, watermark=epoch * 10 + 9), idle=epoch == 4)
+        arrivals += [(busy, ahead), (other, replace(batch(other, epoch, 0), idle=idle))]
+        arrivals[-1] = (other, replace(arrivals[-1][1], watermark=watermark))
+    got = [(x.watermark_before, x.watermark, x.idle) for x in feed(union, arrivals)]
+    assert got == [
+        (0, 5, False),
+        (5, 19, False),
+        (19, 29, False),
+        (29, 29, False),
+        (29, 49, True),
+    ]
 
 
 def test_an_input_without_rows_is_an_empty_table() -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from kafka_parts import Topic, new_topic
+from kafka_sink_parts import Committed
 
 from rekindle.connectors.group_writer import PATIENCE
-from rekindle.connectors.kafka_client import TopicClient, TopicUnavailable
 from rekindle.reference import run_reference
 from rekindle.topology.load import load_spec
 from rekindle_testing.embedded.kafka import KafkaBroker
@@ -51,26 +51,6 @@ def make_spec(directory: Path, topic: Topic, rows: int, **options: Any) -> dict[
     }
 
 
-class Committed:
-    """The values that readers of committed records have, in the order of each partition."""
-
-    def __init__(self, topic: Topic) -> None:
-        self._client = TopicClient(topic.broker.bootstrap_servers, topic.name)
-        self._at = dict.fromkeys(range(PARTITIONS), 0)
-        self.values: list[bytes] = []
-
-    def count(self) -> int:
-        try:
-            ends = self._client.ends(self._at)
-            found = self._client.read({p: (self._at[p], ends[p]) for p in ends})
-        except TopicUnavailable:
-            return len(self.values)
-        for partition, records in found.items():
-            self.values += [message.value() or b"" for message in records.messages]
-            self._at[partition] = records.end
-        return len(self.values)
-
-
 def write_all(
     directory: Path,
     rows: int,
@@ -81,7 +61,7 @@ def write_all(
     are committed."""
     with KafkaBroker(directory / "kafka") as broker:
         topic = new_topic(broker, PARTITIONS)
-        spec, output = make_spec(directory, topic, rows, **options), Committed(topic)
+        spec, output = make_spec(directory, topic, rows, **options), Committed(topic, PARTITIONS)
         with task_processes(directory, spec) as tasks:
 
             def progress() -> None:

@@ -118,9 +118,10 @@ def open_inputs() -> Iterator[OpenInputs]:
         records: Records,
         next_epoch: int = 0,
         others: Sequence[Records] = (),
+        idle_epochs: int | None = None,
         **more: Any,
     ) -> LiveInputs:
-        cuts = PlannedCuts(next_epoch, WatermarkRule(lateness_us=2))
+        cuts = PlannedCuts(next_epoch, WatermarkRule(2, idle_epochs))
         inputs = LiveInputs(
             source,
             [records, *others],
@@ -300,6 +301,22 @@ def test_planning_waits_for_the_engine(open_inputs: OpenInputs) -> None:
         time.sleep(EPOCH_US / 1e6)
     assert len(records.records) < 15
     assert numbers(take(inputs, inputs.head())) == list(range(150))
+
+
+def test_a_source_without_rows_is_idle_in_replicas_and_replays(open_inputs: OpenInputs) -> None:
+    records, source = Records(), Source()
+    source.end = 9
+    replicas = [open_inputs(source, records, idle_epochs=3) for _ in range(2)]
+    taken = take(replicas[0], replicas[0].head() + 8)
+    assert [e.idle for e in taken if e.epoch < 3] == [False] * 3
+    assert taken[-1].idle
+    source.end = 12
+    taken += take(replicas[0], replicas[0].head() + 2)
+    woken = next(e for e in taken if e.num_rows and e.epoch > 2)
+    assert not woken.idle
+    again = open_inputs(source, records, idle_epochs=50)  # records count, not what is set
+    for other in (take(replicas[1], taken[-1].epoch), take(again, taken[-1].epoch)):
+        assert [e.idle for e in other[: len(taken)]] == [e.idle for e in taken]
 
 
 def test_event_times_are_those_of_all_partitions(open_inputs: OpenInputs) -> None:

@@ -265,6 +265,11 @@ def _versions_in(data: bytes) -> Versions:
         return Versions()
 
 
+MAX_INTERVALS = 30
+"""With a `replayTarget`, a checkpoint is due after this many intervals, however short a replay is:
+logs, and what live sources have recorded, are kept since the last one."""
+
+
 class TaskPhase(StrEnum):
     """Phase of a task; the transitions are in `rekindle.task.core.phases`."""
 
@@ -344,9 +349,12 @@ class PollResponse(_Versioned):
     restoring: str | None = None  # entry whose objects it still fetches: do not delete them
     lost: str | None = None  # state object of the entry `restoring` that is damaged or missing
     log_base: int = 0  # lowest epoch still in the log
-    # First and last epoch of the log of an earlier boot, while the task waits for its restore point
-    # and will serve that log.
+    # First and last epoch of the log with which the task will begin, while it waits for its restore
+    # point: that of an earlier boot, or what is in the store.
     held_log: tuple[int, int] | None = None
+    # While a reader is far behind: epochs of entries through which its log is in the store, or will
+    # be. Manifests keep them: a successor in a new pod can restore no other.
+    log_shipped: tuple[int, ...] = ()
     # Digests of the newest (at most 16) epochs, and of those requested by `digests_of`. `chained`:
     # digest of all output from a base to the epoch.
     digests: dict[int, str] = Field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""A Kafka broker on this machine, on loopback ports, without Docker.
+"""Kafka brokers on this machine, on loopback ports, without Docker.
 
-Its jars come once from Maven Central, through the Maven that is installed, into the cache; Java is
-the one that Spark uses.  One process is broker and controller (KRaft).  It can be killed and
+Their jars come once from Maven Central, through the Maven that is installed, into the cache; Java
+is the one that Spark uses.  Each process is broker and controller (KRaft).  It can be killed and
 started again with what it had stored.
 """
 
@@ -91,10 +91,10 @@ def _pom() -> str:
 
 
 class KafkaBroker:
-    """One broker; what it has stored is in `directory`. `port`: that of its clients; None: one that
-    is free. `properties`: more of the broker's settings. `listeners`: by name, the security
-    protocols of more listeners (`servers_of`), whose settings are in `properties`
-    (`listener.name.<name>.…`)."""
+    """One broker; what it has stored is in `directory`. `port`: that of its clients, and
+    `controller_port`: of the other controllers; None: one that is free. `properties`: more of the
+    broker's settings. `listeners`: by name, the security protocols of more listeners
+    (`servers_of`), whose settings are in `properties` (`listener.name.<name>.…`)."""
 
     def __init__(
         self,
@@ -103,13 +103,15 @@ class KafkaBroker:
         on_progress: OnProgress = no_progress,
         listeners: Mapping[str, str] | None = None,
         port: int | None = None,
+        controller_port: int | None = None,
     ) -> None:
         self._directory = directory
         self._jars = ensure_kafka(on_progress)
         self._java = ensure_java(on_progress) / "bin" / "java"
         self._protocols = dict(listeners or {})
-        free, self._controller_port, *more = choose_ports(2 + len(self._protocols))
+        free, free_controller, *more = choose_ports(2 + len(self._protocols))
         self._port = free if port is None else port
+        self._controller_port = free_controller if controller_port is None else controller_port
         self._ports = dict(zip(self._protocols, more, strict=True))
         self._processes = ChildProcesses(directory / "logs")
         self._process: ChildProcess | None = None
@@ -136,8 +138,17 @@ class KafkaBroker:
 
     def start(self) -> None:
         """Returns when it accepts connections. Raises KafkaError."""
-        process = self._processes.start("kafka", [*self._command("kafka.Kafka"), str(self._config)])
-        self._process = process
+        self.launch()
+        self.await_start()
+
+    def launch(self) -> None:
+        command = [*self._command("kafka.Kafka"), str(self._config)]
+        self._process = self._processes.start("kafka", command)
+
+    def await_start(self) -> None:
+        """Raises KafkaError."""
+        process = self._process
+        assert process is not None, "it was launched"
         deadline = time.monotonic() + _START_S
         while not self._accepts():
             if process.exit_code is not None or time.monotonic() > deadline:
@@ -211,3 +222,63 @@ class KafkaBroker:
             **more,
         }
         return "".join(f"{name}={value}\n" for name, value in settings.items())
+
+
+class KafkaCluster:
+    """Three brokers, by their ids, which replicate all topics: one of them may fail. `properties`:
+    more settings of each broker."""
+
+    def __init__(
+        self,
+        directory: Path,
+        properties: Mapping[str, str] | None = None,
+        on_progress: OnProgress = no_progress,
+    ) -> None:
+        ids = range(1, 4)
+        ports = choose_ports(2 * len(ids))
+        controllers = dict(zip(ids, ports[len(ids) :], strict=True))
+        settings = {
+            "controller.quorum.voters": ",".join(
+                f"{id}@127.0.0.1:{port}" for id, port in controllers.items()
+            ),
+            "broker.session.timeout.ms": "3000",
+            "broker.heartbeat.interval.ms": "500",
+            "default.replication.factor": "3",
+            "min.insync.replicas": "2",
+            "offsets.topic.replication.factor": "3",
+            "transaction.state.log.replication.factor": "3",
+            "transaction.state.log.min.isr": "2",
+            **(properties or {}),
+        }
+        self.brokers = {
+            id: KafkaBroker(
+                directory / f"broker-{id}",
+                {**settings, "node.id": str(id)},
+                on_progress,
+                port=port,
+                controller_port=controllers[id],
+            )
+            for id, port in zip(ids, ports, strict=False)
+        }
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
+
+    def __enter__(self) -> KafkaCluster:
+        for broker in self.brokers.values():
+            broker.launch()
+        try:
+            for broker in self.brokers.values():
+                broker.await_start()
+        except KafkaError:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for broker in self.brokers.values():
+            broker.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 from rekindle.coordinator.checkpoints import retention
 from rekindle.coordinator.checkpoints.committer import Committer
+from rekindle.streams import sunion
 from rekindle.streams.reader_core import ReaderCore
 from rekindle.streams.sunion import SUnion
 from rekindle_operator import uncached_check
@@ -25,6 +26,11 @@ def _watermark_by_arrival(add: Any) -> Any:
         return [replace(e, watermark=batch.watermark) for e in add(self, channel, batch)]
 
     return wrong
+
+
+def _idle_holds(merge_watermarks: Any) -> Any:
+    """An input that is idle holds the watermark back."""
+    return lambda inputs: (min(watermark for watermark, _ in inputs), False)
 
 
 def _received_before_it_is(progress_of: Any) -> Any:
@@ -67,6 +73,7 @@ def _ageless(as_of: Any) -> Any:
 
 ASSUMPTION_MUTANTS: Mapping[str, Mutant] = {
     "watermarks follow the order of arrival": replaced(SUnion, "add", _watermark_by_arrival),
+    "an idle input holds the watermark": replaced(sunion, "merge_watermarks", _idle_holds),
     "epochs count as received before they are": replaced(
         retention.Progress, "of", _received_before_it_is
     ),

@@ -42,6 +42,7 @@ class Checks:
         wrong_results: WrongResults,
     ) -> None:
         self.appended_epochs = 0
+        self.adopted_logs = 0
         self.written_epochs = 0
         self.borrowed_states = 0
         self.tentative_epochs = 0
@@ -233,6 +234,30 @@ class Checks:
             raise Violation(
                 f"I2: {pod.slot.key} writes epoch {epoch}, and may write only through {through}"
             )
+
+    def ships(self, pod: TaskPod, through: int) -> None:
+        """I5: only what is committed enters the log in the store: all else may still change."""
+        newest = self._store.newest
+        refs = newest.entries.get(_partition(pod).key, ()) if newest is not None else ()
+        if through > max((ref.epoch for ref in refs), default=-1):
+            raise Violation(f"I5: {pod.slot.key} ships epoch {through}, which is not committed")
+
+    def check_shipped(self, deleted: Iterable[str]) -> None:
+        """I5: what a log has only in the store stays for as long as a reader may need it."""
+        newest = self._store.newest
+        if newest is None:
+            return
+        entries, gone = self._entries(newest), set(deleted)
+        for pod in self._pods():
+            partition = _partition(pod)
+            if pod.boot is None or pod.boot.core.parts is None or partition not in entries:
+                continue
+            readers = [entries[p][-1] for p, i in self._graph.inputs.items() if partition in i]
+            for name, last in pod.disk.shipped.values():
+                if name in gone and last > min(readers, default=last):
+                    raise Violation(
+                        f"I5: {name} is deleted, and {pod.slot.key} has it nowhere else"
+                    )
 
     def check_retention(self) -> None:
         """I5: nothing is gone that a consumer may still need."""

@@ -224,8 +224,9 @@ class CoordinatorProcess:
 
     def _collect(self, retain: int, in_use: Set[str]) -> None:
         def collect() -> None:
-            self._store.collect_garbage(retain, in_use)
+            deleted = self._store.collect_garbage(retain, in_use)
             self._checks.check_retention()
+            self._checks.check_shipped(deleted)
 
         def ended(result: Any) -> None:
             problem = "down" if isinstance(result, (Down, Refused, TimedOut)) else None

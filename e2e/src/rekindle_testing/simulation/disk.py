@@ -31,11 +31,30 @@ class Disk:
     disputed: tuple[int, tuple[str, ...]] | None = None
     # By epoch that is to be computed again: what earlier boots have computed.
     earlier: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    # By first epoch, the name and the last epoch of pieces in the store that were not fetched yet.
+    shipped: dict[int, tuple[str, int]] = field(default_factory=dict)
+    refuses_shipped: bool = False
 
     def held_log(self, alone: bool) -> tuple[int, int] | None:
         """As `earlier_boots.held_log`."""
         is_doubted = self.discard or self.compare or self.disputed is not None
-        return None if is_doubted or not alone or not self.values else (self.base, self.last)
+        is_empty = not self.values and not self.shipped
+        return None if is_doubted or not alone or is_empty else (self.base, self.last)
+
+    def adopt(self, shipped: dict[int, tuple[str, int]], through: int) -> None:
+        """The log begins with pieces in the store, through an epoch."""
+        self._empty(through + 1)
+        self.shipped, self.base = shipped, min(shipped)
+
+    def fetched(self, first: int, values: dict[int, str]) -> None:
+        if self.shipped.pop(first, None) is not None:
+            self.values |= {e: value for e, value in values.items() if e >= self.base}
+
+    def cut(self, epoch: int) -> None:
+        """The log ends before an epoch."""
+        self.values = {e: value for e, value in self.values.items() if e < epoch}
+        self.shipped = {first: end for first, end in self.shipped.items() if first < epoch}
+        self.last, self.base = epoch - 1, min(self.base, epoch)
 
     def start_at(self, epoch: int, alone: bool) -> int | None:
         """As `earlier_boots.continue_log`. `alone`: the task has no partners, so that a log that
@@ -88,8 +107,9 @@ class Disk:
 
     def truncate(self, floor: int) -> None:
         for epoch in range(self.base, min(floor, self.last) + 1):
-            del self.values[epoch]
+            self.values.pop(epoch, None)  # it may be in a piece that was not fetched
         self.base = max(self.base, min(floor, self.last) + 1)
+        self.shipped = {f: piece for f, piece in self.shipped.items() if piece[1] >= self.base}
 
     def _discard_marked(self, epoch: int) -> None:
         if self.discard:
@@ -98,4 +118,4 @@ class Disk:
             self.discard, self.compare = False, True
 
     def _empty(self, epoch: int) -> None:
-        self.values, self.base, self.last = {}, epoch, epoch - 1
+        self.values, self.base, self.last, self.shipped = {}, epoch, epoch - 1, {}

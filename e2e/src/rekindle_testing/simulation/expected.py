@@ -18,6 +18,7 @@ from rekindle_testing.simulation.plain_results import Arrived, Mark, plain_resul
 from rekindle_testing.simulation.values import (
     FoldedState,
     TaskComputation,
+    is_idle,
     rows_of,
     watermark_of,
 )
@@ -85,16 +86,23 @@ class Expected:
         return known[epoch]
 
     def _input(self, partition: Partition, epoch: int, before: int) -> EpochInput:
-        """The watermark is the lowest of all inputs; it never falls."""
+        """The watermark is the lowest of the inputs that are not idle, the highest if all are; it
+        never falls."""
         inputs = self._reads[partition]
         if not inputs:
             values = [[self._computation.source_value(partition, epoch)]]
-            lowest = self._computation.source_watermark(partition, epoch)
+            after = self._computation.source_watermark(partition, epoch)
+            idle = self._computation.source_is_idle(partition, epoch)
         else:
             values = [[self.output(p, epoch) for p in partitions] for partitions in inputs]
-            lowest = min(watermark_of(value) for of_input in values for value in of_input)
+            marks = [(is_idle(v), watermark_of(v)) for of_input in values for v in of_input]
+            idle = all(of_input for of_input, _ in marks)
+            if idle:
+                after = max(watermark for _, watermark in marks)
+            else:
+                after = min(watermark for of_input, watermark in marks if not of_input)
         tables = tuple(rows_of(*of_input) for of_input in values)
-        return EpochInput(epoch, before, max(before, lowest), tables)
+        return EpochInput(epoch, before, max(before, after), tables, idle=idle)
 
     # -- what operators write ----------------------------------------------------------------------
 

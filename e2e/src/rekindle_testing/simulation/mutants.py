@@ -40,6 +40,7 @@ from rekindle_testing.simulation.run import (
     simulate,
     wrong_results,
 )
+from rekindle_testing.simulation.shipping_mutants import SHIPPING_MUTANTS
 from rekindle_testing.simulation.state_mutants import STATE_MUTANTS
 from rekindle_testing.simulation.tentative_mutants import TENTATIVE_MUTANTS
 from rekindle_testing.simulation.wiring_mutants import LIMIT_MUTANTS, WIRING_MUTANTS
@@ -233,6 +234,7 @@ MUTANTS: Mapping[str, Mutant] = {
     **WIRING_MUTANTS,
     **STATE_MUTANTS,
     **REPLAY_MUTANTS,
+    **SHIPPING_MUTANTS,
     **NEED_WRONG_RESULTS,
 }
 

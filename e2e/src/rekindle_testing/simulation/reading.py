@@ -25,7 +25,7 @@ from rekindle.streams.wire import LivePosition, StreamProgress
 from rekindle_testing.simulation.network import Network, Refused, TimedOut
 from rekindle_testing.simulation.reader_checks import ReaderChecks
 from rekindle_testing.simulation.scheduler import SimulatedProcess
-from rekindle_testing.simulation.values import rows_of, watermark_of
+from rekindle_testing.simulation.values import is_idle, rows_of, watermark_of
 
 READ_EPOCHS = 16
 """Epochs that a call of a reader returns at most."""
@@ -209,6 +209,7 @@ class SimulatedReader:
         s, kind = self.subscription, item.kind
         digest = item.value if kind is BatchKind.STABLE else ""
         rows, watermark = rows_of(item.value), watermark_of(item.value)
+        idle, attempt = is_idle(item.value), item.attempt
         return EpochBatch(
-            s.stream, s.partition, item.epoch, watermark, rows, digest, kind, item.attempt
+            s.stream, s.partition, item.epoch, watermark, rows, digest, kind, attempt, idle
         )

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from random import Random
 
-from rekindle.coordinator.checkpoints.policy import MAX_INTERVALS, replay_target_s
+from rekindle.coordinator.checkpoints.policy import replay_target_s
+from rekindle.protocol import MAX_INTERVALS
 from rekindle.topology.model import Slot, Topology, partition_of
 from rekindle_testing.simulation.checks import Violation
 from rekindle_testing.simulation.cluster import SimulatedCluster

@@ -23,11 +23,19 @@ class LogServer:
     """`head`: the newest epoch that the inputs have released. `output`: of a task whose output may
     be tentative."""
 
-    def __init__(self, process: SimulatedProcess, disk: Disk, head: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        process: SimulatedProcess,
+        disk: Disk,
+        head: Callable[[], int],
+        is_fetched: Callable[[int, int, Callable[[], None]], bool],
+    ) -> None:
+        """`is_fetched`: as `SimulatedShipping.is_fetched`."""
         self.output: SimulatedOutput | None = None
         self._process = process
         self._disk = disk
         self._head = head
+        self._is_fetched = is_fetched
         self._waiting: list[Callable[[], bool]] = []
 
     def serve(self, request: SimulatedRead, reply: Reply) -> None:
@@ -75,6 +83,9 @@ class LogServer:
     def _reply_to(self, request: SimulatedRead) -> ReadReply | None:
         """None while there is nothing new."""
         log, first = self._disk, request.from_epoch
+        until = min(log.last, first + READ_EPOCHS - 1)
+        if log.base <= first and not self._is_fetched(first, until, self.changed):
+            return None
         if request.live is not None and self.output is not None:
             found = self.output.read(request)
             if found is None:

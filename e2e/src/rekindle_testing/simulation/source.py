@@ -44,7 +44,8 @@ class SimulatedSource:
             rows = rows_of(self._computation.source_value(partition, epoch))
             watermark = self._computation.source_watermark
             before, after = (watermark(partition, e) for e in (epoch - 1, epoch))
-            call.add(EpochInput(epoch, before, after, (rows,)))
+            idle = self._computation.source_is_idle(partition, epoch)
+            call.add(EpochInput(epoch, before, after, (rows,), idle=idle))
             self._next += 1
         return call.epochs
 

@@ -22,6 +22,7 @@ from rekindle_testing.simulation.late_requests import perform_now_later_or_never
 from rekindle_testing.simulation.network import SINKS, STORE, Reply
 from rekindle_testing.simulation.overlapping import OverlappingFaults
 from rekindle_testing.simulation.scheduler import Scheduler, SimulatedProcess
+from rekindle_testing.simulation.shipping import StoredPiece
 from rekindle_testing.simulation.values import FoldedState, hash_of
 
 _CALL_S = (0.002, 0.06)
@@ -57,12 +58,13 @@ class StoredEntry:
 
 
 class SimulatedStore(Outside):
-    """The checkpoint store. `entries` by name, `manifests` by number."""
+    """The checkpoint store. `entries` and `pieces` of logs by name, `manifests` by number."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler, STORE)
         self.entries: dict[str, StoredEntry] = {}
         self.manifests: dict[int, tuple[Manifest, float]] = {}
+        self.pieces: dict[str, StoredPiece] = {}
         self._saves = 0
 
     @property
@@ -93,20 +95,22 @@ class SimulatedStore(Outside):
 
     def collect_garbage(self, retain: int, in_use: Set[str]) -> tuple[str, ...]:
         """Delete what the newest manifests do not need, except entries `in_use`. Returns the names
-        of deleted entries."""
+        of deleted entries and pieces."""
         numbers = sorted(self.manifests)[-retain:]
         manifests = [self.manifests[n][0] for n in numbers]
         objects = [ObjectInfo(n, 1, e.saved_at) for n, e in self.entries.items()]
         needed = needed_entries(objects, manifests) | (in_use & self.entries.keys())
         objects += [ObjectInfo(manifest_name(n), 1, at) for n, (_, at) in self.manifests.items()]
+        objects += [ObjectInfo(n, 1, piece.saved_at) for n, piece in self.pieces.items()]
         garbage = find_garbage(objects, manifests, {name: frozenset() for name in needed})
         names = {info.name for info in garbage}
         self.manifests = {
             n: kept for n, kept in self.manifests.items() if manifest_name(n) not in names
         }
-        deleted = tuple(name for name in self.entries if name in names)
+        deleted = tuple(name for name in (*self.entries, *self.pieces) if name in names)
         for name in deleted:
-            del self.entries[name]
+            self.entries.pop(name, None)
+            self.pieces.pop(name, None)
         return deleted
 
 

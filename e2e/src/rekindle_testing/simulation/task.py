@@ -22,7 +22,7 @@ from rekindle.consistency.messages import (
 )
 from rekindle.engine.failure import EngineUnavailable
 from rekindle.engine.model import EpochOutput
-from rekindle.errors import DifferentResults, ObjectMissing
+from rekindle.errors import DifferentResults, LogCorrupt, ObjectMissing
 from rekindle.protocol import (
     PollRequest,
     RestorePoint,
@@ -30,9 +30,10 @@ from rekindle.protocol import (
     TaskRef,
     Upstream,
 )
+from rekindle.streams.digest import chained_digest_from
 from rekindle.streams.epochs import EpochInput
 from rekindle.task.attempts import BLOCK
-from rekindle.task.config import consistency_settings
+from rekindle.task.config import consistency_settings, left_out_intervals
 from rekindle.task.core.loop import (
     AppendEpochs,
     AppendTentative,
@@ -55,6 +56,7 @@ from rekindle.task.core.messages import (
 )
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaverCore, SaverEffect, SaveState, SkipCheckpoint
+from rekindle.task.core.shipping import ShipLog
 from rekindle.task.core.start import (
     AwaitEngine,
     CompleteStart,
@@ -78,6 +80,7 @@ from rekindle_testing.simulation.network import STORE, Refused, Reply, TimedOut
 from rekindle_testing.simulation.reading import SimulatedRead
 from rekindle_testing.simulation.scheduler import SimulatedProcess
 from rekindle_testing.simulation.serving import LogServer
+from rekindle_testing.simulation.shipping import FAR_BEHIND, SimulatedShipping
 from rekindle_testing.simulation.sink_calls import SinkCalls
 from rekindle_testing.simulation.source import SimulatedSource
 from rekindle_testing.simulation.store_and_sinks import Down
@@ -118,11 +121,15 @@ class TaskBoot:
         self._known_head: int | None = None  # the last head that the core was given
         self._upstreams: Sequence[Upstream] = ()
         self._restored: TaskState | None = None
+        self._point: RestorePoint | None = None
         self.is_failing = False  # a call is in progress that will not be tried again
         self._engine_ready_at = scheduler.now + scheduler.between(*_ENGINE_START_S)
         self._engine_crashes = False
         self._reply: Reply | None = None
-        self._log_server = LogServer(self.process, self._disk, self._head)
+        self._shipping = SimulatedShipping(self, surroundings)
+        self._log_server = LogServer(
+            self.process, self._disk, self._head, self._shipping.is_fetched
+        )
         self._sinks = SinkCalls(self, surroundings)
         slot = pod.slot
         ref = TaskRef.of(slot, pod.incarnation)
@@ -137,7 +144,8 @@ class TaskBoot:
                 fence=self._disk.fence,
                 consistency=consistency,
                 input_names=[entry.name for entry in pod.segment.inputs],
-                held_log=self._disk.held_log(self._is_alone),
+                held_log=self._shipping.held_log(self._disk.held_log(self._is_alone)),
+                left_out_intervals=left_out_intervals(surroundings.topology) + FAR_BEHIND,
             )
         )
         self.tentative = TentativeResults(self, surroundings, consistency)
@@ -257,6 +265,8 @@ class TaskBoot:
                 self._append(deque(outputs))
             case RestartEngine():
                 self._later(_ENGINE_RESTART_S, self._of_loop(LoopCore.engine_restarted))
+            case ShipLog():
+                self._shipping.ship(effect)
             case SaveState(state):
                 self._save(state)
             case CallSink():
@@ -291,13 +301,13 @@ class TaskBoot:
     # -- start -----------------------------------------------------------------------------------
 
     def _restore(self, point: RestorePoint) -> None:
-        disk = self._disk
+        disk, self._point = self._disk, point
         if point.object is None:
             self._restored = TaskState(point.epoch, 0, FoldedState())
             self.step(self.core.start_step_succeeded)
             return
         name = point.object
-        first = point.log_from
+        first = None if self._shipping.adopts(point) else point.log_from
         if first is not None and not (disk.base <= first and disk.last >= point.epoch):
             self._around.checks.failed(
                 f"I5: {self.pod.slot.key} starts after epoch {point.epoch}, and its log has "
@@ -359,23 +369,28 @@ class TaskBoot:
         self.step(self.core.start_step_succeeded)
 
     def _complete_start(self) -> None:
-        assert self._restored is not None
+        restored, point = self._restored, self._point
+        assert restored is not None
+        assert point is not None
         disk = self._disk
         try:
-            compare_files_from = disk.start_at(self._restored.epoch + 1, self._is_alone)
-        except DifferentResults as error:
+            compare_files_from = disk.start_at(restored.epoch + 1, self._is_alone)
+            if self._shipping.adopts(point):
+                chained = restored.chained_digest or chained_digest_from(restored.epoch)
+                self._shipping.adopt(point, chained)
+        except (DifferentResults, LogCorrupt) as error:
             self.step(partial(self.core.call_failed, error))
             return
         self._log_server.output = self.tentative.begin_output(self._log_server.changed)
-        restored = partial(
+        began = partial(
             self.core.restored,
-            self._restored,
+            restored,
             disk.base,
             disk.last,
             compare_files_from=compare_files_from,
             complete=not self._lent.unfetched,
         )
-        self.step(restored)
+        self.step(began)
         self._log_server.changed()
 
     # -- the loop --------------------------------------------------------------------------------
@@ -415,7 +430,7 @@ class TaskBoot:
             self.tentative.computed(epochs[0].epoch, computed[0].rows)
         for epoch, output in zip(epochs, computed, strict=True):
             fold = self._result(fold, epoch, output, is_stable=not call.attempt)
-            outputs.append(EpochOutput(epoch.epoch, output.watermark, rows_of(fold)))
+            outputs.append(EpochOutput(epoch.epoch, output.watermark, rows_of(fold), epoch.idle))
         if call.attempt and self.pod.tentative_fails:
             self.pod.tentative_fails = False
             failed = self._of_loop(lambda loop, now: loop.tentative_failed("it failed", now))

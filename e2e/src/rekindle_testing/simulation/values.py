@@ -3,7 +3,7 @@
 The state after an epoch is a hash of the partition, the state before it, all its inputs and the
 watermark, and the output of an epoch is that state. So an epoch that is skipped, repeated, taken in
 another order, with another watermark, from the wrong state or the wrong partition changes all that
-comes after it. A value ends with "@" and the watermark after its epoch.
+comes after it. A value ends with "@" and the watermark after its epoch, and "~" if that is idle.
 
 In topologies with operators that have state, tasks also run these (`chains`): a value is the name
 of rows, and their digest is in the hash, too.
@@ -41,6 +41,9 @@ _EARLIEST_STEP, _LATEST_STEP = -20, 4
 """Of event times, relative to their epoch: some are late."""
 _LAG_EPOCHS = 2
 """So many epochs, or one more, the watermark of a source is behind."""
+_IDLE = "~"
+_IDLE_FROM, _IDLE_CYCLE = 16, 24
+"""Half of the sources are idle in some epochs of each cycle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,16 @@ def values_in(rows: pa.Table) -> tuple[str, ...]:
 
 def watermark_of(value: str) -> int:
     """0 of the empty state."""
-    return int(value.rpartition("@")[2] or 0)
+    return int(value.rpartition("@")[2].removesuffix(_IDLE) or 0)
+
+
+def is_idle(value: str) -> bool:
+    return value.endswith(_IDLE)
+
+
+def with_mark(name: str, watermark: int, idle: bool) -> str:
+    """A value."""
+    return f"{name}@{watermark}{_IDLE if idle else ''}"
 
 
 class TaskComputation:
@@ -96,18 +108,25 @@ class TaskComputation:
 
     def source_watermark(self, partition: Partition, epoch: int) -> int:
         """After an epoch, 0 before the first one. Those of different sources drift apart, or are
-        behind by different times."""
+        behind by different times. It stays while the source is idle."""
         number = int(hash_of(partition.key), 16)
+        while self.source_is_idle(partition, epoch):
+            epoch -= 1
         if self.has_operators:
             return max(0, epoch + 1 - _LAG_EPOCHS - number % 2) * self._epoch_us
         return (epoch + 1) // (1 + number % 3)
+
+    def source_is_idle(self, partition: Partition, epoch: int) -> bool:
+        number = int(hash_of(partition.key), 16)
+        return epoch >= 0 and number % 2 == 1 and (epoch + number) % _IDLE_CYCLE >= _IDLE_FROM
 
     def _source_rows(self, partition: Partition, epoch: int) -> pa.Table:
         """Few keys, and event times of which many are a whole number of steps apart, or 1 us more
         or less."""
         random = Random(f"rows of {partition.key} {epoch}")
         columns: dict[str, list[int | None]] = {name: [] for name in SOURCE_SCHEMA.names}
-        for number in range(random.randint(0, _MAX_ROWS)):
+        most = 0 if self.source_is_idle(partition, epoch) else _MAX_ROWS
+        for number in range(random.randint(0, most)):
             step = random.randint(_EARLIEST_STEP, _LATEST_STEP)
             time = epoch * self._epoch_us + step * _STEP_US + random.choice((-1, 0, 0, 0, 1))
             row = epoch * _MAX_ROWS + number, random.randrange(_KEYS), random.randrange(_NUMBERS)
@@ -142,8 +161,9 @@ class TaskComputation:
         inputs = tuple(values_in(rows) for rows in epoch.inputs)
         parts = partition.key, before, epoch.epoch, inputs, epoch.watermark
         if not self.has_operators:
-            return f"{hash_of(*parts)}@{output.watermark}"
-        value = f"{hash_of(*parts, digest_table(output.rows))}@{output.watermark}"
+            return with_mark(hash_of(*parts), output.watermark, epoch.idle)
+        name = hash_of(*parts, digest_table(output.rows))
+        value = with_mark(name, output.watermark, epoch.idle)
         self._rows[value] = output.rows
         return value
 

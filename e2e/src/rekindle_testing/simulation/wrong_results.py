@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from rekindle_testing.simulation.values import hash_of, watermark_of
+from rekindle_testing.simulation.values import hash_of, is_idle, watermark_of, with_mark
 
 
 class Recurrence(Enum):
@@ -63,6 +63,6 @@ class WrongResults:
         """What a pod computes for an epoch that its wrong result concerns."""
         planned.epoch, planned.times = epoch, planned.times + 1
         number = planned.times if planned.recurrence is Recurrence.DIFFERENT else 0
-        wrong = f"{hash_of('wrong', value, number)}@{watermark_of(value)}"
+        wrong = with_mark(hash_of("wrong", value, number), watermark_of(value), is_idle(value))
         self._values.add(wrong)
         return wrong

@@ -6,6 +6,7 @@ Pure. Names contain all that garbage collection needs to know of an object witho
   entries/<segment id>/<partition>/<epoch>-<digest>-<token>.json
   state/<operator id>/<digest>-<segment id>-<partition>-<epoch>-<token>.arrow
   logs/<segment id>/<partition>/<replica>-<incarnation>/<file of an output log>
+  logs/<segment id>/<partition>/shipped/<piece of an output log>  (`rekindle.checkpoints.shipped`)
   sources/<operator id of the source>.json
       the files that a source was first read from; never deleted
   cuts/<operator id of the source>/<partition>/<first epoch>.json

@@ -17,6 +17,7 @@ from rekindle.checkpoints.codec import (
     parse_state_name,
 )
 from rekindle.checkpoints.manifest import Manifest
+from rekindle.checkpoints.shipped import parse_piece_name
 from rekindle.objects import ObjectInfo
 from rekindle.topology.model import Slot, partition_of
 
@@ -32,8 +33,9 @@ def find_garbage(
 ) -> list[ObjectInfo]:
     """The objects to delete: manifests first, then entries, then state, so that an interruption
     leaves no reference to a missing object. Last the spilled log files of replicas whose partition
-    is not in the newest manifest, or of which a later incarnation has spilled as well, and cut
-    records that nobody who restores needs, in the order of their epochs.
+    is not in the newest manifest, or of which a later incarnation has spilled as well, pieces of
+    shipped logs up to the oldest entry from which their partition may be restored, and cut records
+    that nobody who restores needs, in the order of their epochs.
 
     `manifests` are the retained ones; `references` gives, for each of their entries and for each
     entry that is pending (saved, newer than its partition's committed one), the state objects it
@@ -57,6 +59,7 @@ def find_garbage(
         )
 
     first_cuts = _first_needed_cuts(objects, manifests, references)
+    oldest_entries = _oldest_entries(manifests)
 
     def is_garbage(info: ObjectInfo) -> bool:
         if info.name in needed or info.modified >= oldest_modified:
@@ -67,6 +70,9 @@ def find_garbage(
         seq = manifest_seq(info.name)
         if seq is not None:
             return seq < lowest_seq
+        if shipped := parse_piece_name(info.name):
+            key, piece = shipped
+            return key not in newest.entries or piece.last <= oldest_entries[key]
         if log := logs.get(info.name):
             old = log.incarnation < newest_spilled_incarnation[log.slot]
             return old or partition_of(log.slot).key not in newest.entries
@@ -96,6 +102,16 @@ def _first_needed_cuts(
         if first <= oldest:
             needed[chain] = max(first, needed[chain])
     return needed
+
+
+def _oldest_entries(manifests: Iterable[Manifest]) -> Mapping[str, int]:
+    """Partition -> epoch of the oldest entry that a retained manifest has."""
+    found: dict[str, int] = {}
+    for manifest in manifests:
+        for key, refs in manifest.entries.items():
+            epochs = [ref.epoch for ref in refs]
+            found[key] = min([*epochs, found[key]]) if key in found else min(epochs, default=-1)
+    return found
 
 
 def _committed_epochs(newest: Manifest) -> Mapping[str, int]:

@@ -41,6 +41,11 @@ class CutRecord:
     watermark: int = NO_WATERMARK
     identity: str = ""
 
+    @property
+    def all_idle(self) -> bool:
+        """Whether no split holds the watermark; so it is without splits."""
+        return self.end.keys() <= set(self.idle)
+
 
 def encode_cut_record(record: CutRecord) -> bytes:
     return to_json({"format": FORMAT, **asdict(record)})

@@ -22,6 +22,7 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -37,6 +38,7 @@ from rekindle.secret_files import SecretIncomplete
 from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec
 
 REQUEST_S = 5.0
+_REFRESH_S = 1.0
 READ_S = 10.0
 """How long a range may bring nothing before it is an error."""
 _POLL_S = 0.05
@@ -186,7 +188,7 @@ class TopicClient:
             found = self._admin.describe_topics(topics, request_timeout=REQUEST_S)
             description = self._result(found[self._topic])
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self.failed(error) from error
         return str(description.topic_id), len(description.partitions)
 
     def cleanup_policy(self) -> str:
@@ -196,7 +198,7 @@ class TopicClient:
             found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
             return str(self._result(found[resource])["cleanup.policy"].value)
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self.failed(error) from error
 
     def ends(self, partitions: Iterable[int]) -> dict[int, int]:
         """The offset after the last committed record of each. Raises TopicUnavailable."""
@@ -230,13 +232,23 @@ class TopicClient:
             found = self._admin.list_offsets(
                 wanted, isolation_level=isolation, request_timeout=REQUEST_S
             )
-            return {at.partition: self._result(future).offset for at, future in found.items()}
+            offsets = {at.partition: self._result(future).offset for at, future in found.items()}
         except KafkaException as error:
-            if error.args[0].code() == KafkaError.FENCED_LEADER_EPOCH:
-                # A broker has restarted. The client would keep the former leader for minutes.
-                with suppress(KafkaException):
-                    self._admin.list_topics(self._topic, REQUEST_S)
-            raise self._unavailable(error) from error
+            raise self.failed(error) from error
+        # What the client gives, without an error, of a partition that has no leader.
+        for partition, offset in offsets.items():
+            if offset == OFFSET_INVALID:
+                what = f"partition {partition} has no leader"
+                cause = KafkaError(KafkaError.LEADER_NOT_AVAILABLE, what)
+                raise self.failed(KafkaException(cause))
+        return offsets
+
+    def failed(self, error: KafkaException) -> TopicUnavailable:
+        """Of a request of `admin`. The client would keep a leader, or a controller, that is gone
+        for minutes, so it asks for the present ones."""
+        with suppress(KafkaException):
+            self._admin.list_topics(self._topic, _REFRESH_S)
+        return self._unavailable(error)
 
     def _result(self, future: Future[_T]) -> _T:
         """Raises KafkaException; TopicRefused as soon as a broker has refused the client, not when

@@ -17,8 +17,8 @@ from rekindle.connectors.kafka_transactions import BY_KEY, TopicRecord, TopicTra
 from rekindle.errors import SinkRefused, SourceFailed
 from rekindle.topology.kinds.kafka import KafkaSourceSpec
 
-TOPIC, PARTITION, OFFSET, ERROR = (
-    f"rekindle.{name}" for name in ("topic", "partition", "offset", "error")
+TOPIC, PARTITION, OFFSET, TIME_MS, ERROR = (
+    f"rekindle.{name}" for name in ("topic", "partition", "offset", "timestampMs", "error")
 )
 """Names of the headers."""
 
@@ -68,11 +68,14 @@ class DeadLetterTopic:
 
     def _record(self, letter: DeadLetter) -> TopicRecord:
         """Without a key by the partition that it comes from, so that their order is kept."""
+        # Not as the time of the record: the topic may refuse it, or remove the record at once.
+        time = () if letter.time_ms is None else ((TIME_MS, str(letter.time_ms).encode()),)
         headers = (
             *letter.headers,
             (TOPIC, letter.topic.encode()),
             (PARTITION, str(letter.partition).encode()),
             (OFFSET, str(letter.offset).encode()),
+            *time,
             (ERROR, letter.error.encode(errors="replace")),
         )
         partition = BY_KEY if letter.key is not None else letter.partition % self._topic.partitions

@@ -86,8 +86,7 @@ class Markers:
 
     def newest(self) -> int:
         self._open()
-        if self._client.describe()[0] != self._topic_id:
-            raise self._replaced()
+        self._require_same_topic()
         end = self._client.uncommitted_ends([PARTITION])[PARTITION]
         try:
             return self._read_to(end)
@@ -106,7 +105,7 @@ class Markers:
             found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
             config = found[resource].result()
         except KafkaException as error:
-            raise TopicUnavailable(error.args[0].str()) from error
+            raise self._client.failed(error) from error
         if config["message.timestamp.type"].value == "LogAppendTime":
             return TimeLimits()
         settings = ("retention.ms", "message.timestamp.before.max.ms")
@@ -122,7 +121,11 @@ class Markers:
         if start is None:
             start = self._client.beginnings([PARTITION])[PARTITION]
         if end < start:
-            raise self._replaced()
+            self._require_same_topic()
+            raise TopicUnavailable(
+                f"topic {self._markers} ends at {end} and was read to {start}: the broker that "
+                "leads it has not caught up"
+            )
         if end > start:
             found = self._client.read({PARTITION: (start, end)})[PARTITION]
             for message in found.messages:
@@ -132,12 +135,15 @@ class Markers:
         self._position = start
         return self._through
 
-    def _replaced(self) -> TopicUnavailable:
-        """The client has read the former one, and is of no use."""
-        return TopicUnavailable(
-            f"topic {self._markers} was deleted and created again, and what it said is lost: "
-            "restarted tasks may write results again"
-        )
+    def _require_same_topic(self) -> None:
+        """A client that has read a former one is of no use."""
+        found, _ = self._client.describe()
+        if found != self._topic_id:
+            raise TopicUnavailable(
+                f"topic {self._markers} was deleted and created again (topic id {found} instead of "
+                f"{self._topic_id}), and what it said is lost: restarted tasks may write results "
+                "again"
+            )
 
     def _open(self) -> None:
         """Before the first read: creates the topic if it does not exist."""
@@ -152,7 +158,8 @@ class Markers:
             policy = self._client.cleanup_policy()
             self._topic_id, _ = self._client.describe()
         except KafkaException as error:
-            raise TopicUnavailable(f"topic {self._markers}: {error.args[0].str()}") from error
+            what = self._client.failed(error)
+            raise type(what)(f"topic {self._markers}: {what}") from error
         if policy != "compact":
             raise TopicUnavailable(
                 f"topic {self._markers} has cleanup.policy={policy}, which would remove what says "

@@ -26,7 +26,7 @@ from rekindle.connectors.kafka_records import record_keys, record_times_ms
 from rekindle.connectors.kafka_transactions import BY_KEY, TopicRecord, TopicTransactions
 from rekindle.connectors.sink import SinkContext
 from rekindle.connectors.value_writers import open_writer
-from rekindle.errors import SinkRefused, SourceFailed
+from rekindle.errors import SchemaMismatch, SinkRefused, SourceFailed
 from rekindle.objects import Retry, open_objects
 from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, last_of_group
 from rekindle.topology.kinds.kafka_sink import KafkaSinkSpec
@@ -56,7 +56,10 @@ class KafkaSink:
                 f"query {context.query}: a run does not write to Kafka; give --output DIR, and it "
                 "writes the values of the records to files there"
             )
-        self._values = open_writer(options, context.schema)
+        try:
+            self._values = open_writer(options, context.schema)
+        except SchemaMismatch as error:
+            raise SinkRefused(f"{where}: {error}") from error
         self._topic = TopicTransactions(
             where,
             options.bootstrap_servers,

@@ -220,9 +220,11 @@ class PlannedCuts:
         idle = {split for split, epochs in quiet.items() if limit is not None and epochs >= limit}
         holding = reach.end.keys() - idle
         watermark = before.watermark
-        if holding and holding <= newest.keys():
-            oldest_us = min(newest[split] for split in holding)
-            watermark = max(watermark, oldest_us - self._rule.lateness_us)
+        if newest and holding <= newest.keys():
+            # If all are idle: the newest counts, so it does not matter which became idle first.
+            held = [newest[split] for split in holding]
+            held_us = min(held) if held else max(newest.values())
+            watermark = max(watermark, held_us - self._rule.lateness_us)
             watermark = min(watermark, END_OF_INPUT - 1)  # an event time is no end of the source
         return CutRecord(
             first,

@@ -9,19 +9,23 @@ Design: docs/decisions/0062-formats-of-kafka-values.md.
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import message_factory
 from google.protobuf.message import DecodeError
 
 from rekindle.arrow_types import arrow_to_ddl
 from rekindle.connectors.conversions import TextRules
+from rekindle.connectors.protobuf_messages import (
+    TIMESTAMP_MESSAGE,
+    find_message,
+    is_map,
+    message_place,
+)
 from rekindle.connectors.record_values import Parsed, Part, Values, chunks, present_values
 from rekindle.errors import SchemaMismatch
 
@@ -29,7 +33,6 @@ _BLOCK_BYTES = 1 << 20
 """Bytes of values that are messages at the same time: they may take 160 times as much."""
 _PREFIX_BYTES = 5
 _NO_PREFIX = "it does not begin as values of a schema registry do"
-_TIMESTAMP = "google.protobuf.Timestamp"
 _MOST_US = 1 << 63
 Read = Callable[[Sequence[Any]], pa.Array]
 """The array of a field of some messages. Raises ValueError if a value is none of its type."""
@@ -45,10 +48,10 @@ class ProtobufValues:
         self, declared: pa.Schema, descriptors: str, message: str, *, has_prefix: bool
     ) -> None:
         """`descriptors`: a FileDescriptorSet in base64. Raises SchemaMismatch."""
-        found = _find(descriptors, message)
+        found = find_message(descriptors, message)
         self._message = message_factory.GetMessageClass(found)
         self._names = declared.names
-        self._place = _place(found) if has_prefix else None
+        self._place = message_place(found) if has_prefix else None
         fields = {f.name: f for f in found.fields}
         self._columns = [
             _field(fields[f.name], f.type, f.name) if f.name in fields else _nulls for f in declared
@@ -111,40 +114,6 @@ class ProtobufValues:
             yield Part(rows, np.array(numbers, np.int64))
 
 
-def _find(descriptors: str, message: str) -> Any:
-    """Raises SchemaMismatch."""
-    try:
-        data = base64.b64decode(descriptors, validate=True)
-        files = descriptor_pb2.FileDescriptorSet.FromString(data).file
-    except (binascii.Error, DecodeError) as error:
-        raise SchemaMismatch(f"protobufDescriptors: not a FileDescriptorSet: {error}") from error
-    pool = descriptor_pool.DescriptorPool()
-    try:
-        for file in files:
-            pool.Add(file)
-        return pool.FindMessageTypeByName(message)
-    except (KeyError, TypeError) as error:
-        has = ", ".join(f"{f.package}.{m.name}".strip(".") for f in files for m in f.message_type)
-        raise SchemaMismatch(
-            f"protobufMessage: {message} is not among the descriptors, which have {has}, or needs "
-            "others: write them with protoc --include_imports --descriptor_set_out"
-        ) from error
-
-
-def _place(message: Any) -> list[int]:
-    """Of the message in its file: its number there, or of each message that it is in."""
-    outer = message.containing_type
-    if outer is None:
-        return [[m.name for m in _of_file(message)].index(message.name)]
-    return [*_place(outer), [m.name for m in outer.nested_types].index(message.name)]
-
-
-def _of_file(message: Any) -> Sequence[Any]:
-    file = descriptor_pb2.FileDescriptorProto()
-    message.file.CopyToProto(file)
-    return list(file.message_type)
-
-
 def _long(data: bytes, at: int) -> tuple[int, int]:
     """A variable-length number, and where it ends. Raises ValueError."""
     value, shift = 0, 0
@@ -165,7 +134,7 @@ def _field(field: Any, target: pa.DataType, path: str) -> Read:
     name = field.name
     get = attrgetter(name)
     if field.is_repeated:
-        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        if is_map(field):
             raise SchemaMismatch(f"field {path}: a map is not read as a column")
         if not pa.types.is_list(target):
             wanted = arrow_to_ddl(target)
@@ -193,7 +162,7 @@ def _values(field: Any, target: pa.DataType, path: str) -> _Build:
 
 
 def _messages(message: Any, target: pa.DataType, path: str) -> _Build:
-    if message.full_name == _TIMESTAMP and not pa.types.is_struct(target):
+    if message.full_name == TIMESTAMP_MESSAGE and not pa.types.is_struct(target):
         return lambda values: pa.array([_time_us(v) for v in values], pa.timestamp("us", "UTC"))
     if not pa.types.is_struct(target):
         raise SchemaMismatch(f"field {path}: a message is not read as {arrow_to_ddl(target)}")

@@ -42,9 +42,11 @@ class RecordedSource:
 
     def cut(self, epoch: int) -> SourceCut:
         record = self._record(epoch)
+        idle = record is not None and record.all_idle
         if record is None or epoch != record.first:
-            return SourceCut(self.schema.empty_table(), self.event_times(epoch).watermark)
-        return SourceCut(self._source.read(record.start, record.end).table, record.watermark)
+            return SourceCut(self.schema.empty_table(), self.event_times(epoch).watermark, idle)
+        rows = self._source.read(record.start, record.end).table
+        return SourceCut(rows, record.watermark, idle)
 
     def event_times(self, epoch: int) -> EventTimes:
         record = self._record(min(epoch, self.last_epoch))

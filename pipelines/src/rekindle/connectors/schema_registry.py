@@ -15,6 +15,7 @@ import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import dataclass
 from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
 from urllib.parse import quote
@@ -27,10 +28,21 @@ from rekindle.topology.kinds.kafka_security import SchemaRegistrySpec
 REQUEST_S = 5.0
 _MOST_BYTES = 8 << 20
 _MOST_REFERENCES = 256
+_MESSAGE_LENGTH = 500
+"""An incompatible schema may be repeated whole."""
 
 
 class _NotThere(SourceFailed):
     """HTTP 404."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenSchema:
+    """As a registry takes it. `references`: by name, which is also their subject."""
+
+    text: str
+    kind: str = "AVRO"
+    references: tuple[tuple[str, WrittenSchema], ...] = ()
 
 
 class SchemaRegistry:
@@ -56,17 +68,37 @@ class SchemaRegistry:
         self._add_references(found, references, set())
         return self._text(found), tuple(references.values())
 
-    def number_of(self, subject: str, schema: str) -> int:
-        """The number of an Avro schema, which is registered for the subject if it is not there.
-        Raises SourceFailed."""
-        path = f"/subjects/{quote(subject, safe='')}"
-        body = json.dumps({"schema": schema}).encode()
+    def number_of(self, subject: str, schema: WrittenSchema) -> int:
+        """The number of a schema, which is registered for the subject if it is not there, after
+        those that it refers to. Raises SourceFailed."""
+        path, body = self._written(subject, schema)
         try:  # those who may not register find what others have registered
             found = self._get(path, body)
         except _NotThere:
             found = self._get(f"{path}/versions", body)
-        if not isinstance(number := found.get("id"), int):
-            raise SourceFailed(f"{self._where}: {path}: a response without a number")
+        return self._whole(found, "id", path)
+
+    def _written(self, subject: str, schema: WrittenSchema) -> tuple[str, bytes]:
+        """Path and body of a request."""
+        message: dict[str, Any] = {"schema": schema.text}
+        if schema.kind != "AVRO":
+            message["schemaType"] = schema.kind
+        if schema.references:
+            message["references"] = [
+                {"name": name, "subject": name, "version": self._version_of(name, each)}
+                for name, each in schema.references
+            ]
+        return f"/subjects/{quote(subject, safe='')}", json.dumps(message).encode()
+
+    def _version_of(self, subject: str, schema: WrittenSchema) -> int:
+        """As `number_of`; the version that the schema is of its subject."""
+        self.number_of(subject, schema)
+        path, body = self._written(subject, schema)
+        return self._whole(self._get(path, body), "version", path)
+
+    def _whole(self, found: Mapping[str, Any], name: str, path: str) -> int:
+        if not isinstance(number := found.get(name), int):
+            raise SourceFailed(f"{self._where}: {path}: a response without a number as {name}")
         return number
 
     def _add_references(
@@ -105,12 +137,13 @@ class SchemaRegistry:
         except SecretIncomplete as error:
             raise SourceRefused(f"{self._where}: {error}") from error
         except urllib.error.HTTPError as error:
-            raise self._refused(path, error.code) from error
+            raise self._refused(path, error.code, _message_of(error)) from error
         except (OSError, ValueError, RecursionError, HTTPException) as error:  # URLError: OSError
             raise SourceFailed(f"{self._where}: {path}: {error}") from error
         return found if isinstance(found, dict) else {}
 
-    def _refused(self, path: str, status: int) -> SourceFailed:
+    def _refused(self, path: str, status: int, message: str) -> SourceFailed:
+        says = f": {message}" if message else ""
         if status in (401, 403):
             return SourceRefused(
                 f"{self._where} refuses the user: HTTP {status}; correct username and password of "
@@ -124,9 +157,11 @@ class SchemaRegistry:
         if status == 409:
             return SourceFailed(
                 f"{self._where}: {path}: the columns are not compatible with the schema that is "
-                "registered: write columns that are, or change the subject's compatibility"
+                f"registered: write columns that are, or change the subject's compatibility{says}"
             )
-        return SourceFailed(f"{self._where}: {path}: HTTP {status}")
+        if status == 422:
+            return SourceFailed(f"{self._where}: {path}: the schema is refused{says}")
+        return SourceFailed(f"{self._where}: {path}: HTTP {status}{says}")
 
     def _request(self, path: str, body: bytes | None) -> urllib.request.Request:
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
@@ -144,6 +179,15 @@ class SchemaRegistry:
         return urllib.request.build_opener(
             urllib.request.HTTPSHandler(context=context), _NoRedirects()
         )
+
+
+def _message_of(error: urllib.error.HTTPError) -> str:
+    """What the registry says about a request that it refuses, in one line; "" if nothing."""
+    try:
+        found = json.loads(error.read(_MOST_BYTES))
+        return " ".join(str(found["message"]).split())[:_MESSAGE_LENGTH]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, HTTPException):
+        return ""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -27,10 +27,12 @@ from rekindle.topology.spec import SourceSpec
 
 @dataclass(frozen=True, slots=True)
 class SourceCut:
-    """The rows of one epoch and the watermark after it, microseconds UTC."""
+    """The rows of one epoch and the watermark after it, microseconds UTC. `idle`: as of
+    `EpochBatch`."""
 
     rows: pa.Table
     watermark: int
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +84,8 @@ class ReplayableSource(Protocol):
         ...
 
     def next_epoch_to_cut(self, epoch: int) -> int | None:
-        """The first epoch, `epoch` or later, that has rows or advances the watermark; None if there
-        is none. The epochs before it need not be cut."""
+        """The first epoch, `epoch` or later, that has rows, advances the watermark, or is idle or
+        no longer idle; None if there is none. The epochs before it need not be cut."""
         ...
 
     def close(self) -> None: ...

@@ -3,8 +3,8 @@
 It keeps the newest version of each epoch of each channel: a stable batch rather than a tentative
 one, and the batch of a later attempt rather than of an earlier one. An epoch is formed when the
 consistency manager calls `form`, from the batches that have arrived, in the order (input,
-partition, row), as `SUnion` does; its watermark is the minimum over these, but never falls on the
-branch. Does not know why a channel is missing.
+partition, row), as `SUnion` does; its watermark is that of these, but never falls on the branch.
+Does not know why a channel is missing.
 
 Design: docs/design/consistency.md#tentative-epochs.
 Paper: DPC (Balazinska et al. 2005), section 3.3.
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
+from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput, merge_watermarks
 from rekindle.streams.sunion import Channel, merge_rows
 
 
@@ -107,14 +107,15 @@ class LiveUnion:
             if batch is None:
                 continue
             present.append(channel)
-            watermarks.append(batch.watermark)
+            watermarks.append((batch.watermark, batch.idle))
             tables[channel.input].append(batch.rows)
         merged = tuple(
             merge_rows(found) if found else schema.empty_table()
             for found, schema in zip(tables, self._schemas, strict=True)
         )
-        after = max(watermark, min(watermarks, default=watermark))
-        return EpochInput(epoch, watermark, after, merged, complete), tuple(present)
+        of_inputs, idle = merge_watermarks(watermarks) if present else (watermark, False)
+        after = max(watermark, of_inputs)
+        return EpochInput(epoch, watermark, after, merged, complete, idle), tuple(present)
 
 
 def _version(batch: EpochBatch) -> tuple[bool, int]:

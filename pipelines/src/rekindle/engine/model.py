@@ -43,11 +43,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class EpochOutput:
-    """The chain's output for one epoch; `watermark` is the one passed downstream."""
+    """The chain's output for one epoch; `watermark` is the one passed downstream. `idle`: as of
+    the epoch's input."""
 
     epoch: int
     watermark: int
     rows: pa.Table
+    idle: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,6 @@ class PassThroughChain:
 
     def process(self, state: State, epochs: Sequence[EpochInput]) -> ChainResult:
         outputs = tuple(
-            EpochOutput(e.epoch, e.watermark, pa.concat_tables(e.inputs)) for e in epochs
+            EpochOutput(e.epoch, e.watermark, pa.concat_tables(e.inputs), e.idle) for e in epochs
         )
         return ChainResult(outputs, state)

@@ -21,7 +21,7 @@ from rekindle.engine.model import Chain, DroppedRows, EpochOutput, State
 from rekindle.errors import EpochTooLarge, RekindleError
 from rekindle.exchange.routing import partitions_read, share_read
 from rekindle.exchange.shuffle import group_by_share
-from rekindle.streams.epochs import NO_WATERMARK, EpochBatch, EpochInput
+from rekindle.streams.epochs import END_OF_INPUT, NO_WATERMARK, EpochBatch, EpochInput
 from rekindle.topology.model import Input, Segment, Topology
 
 QuerySinkOpener = Callable[[str, int, pa.Schema], Sink]
@@ -30,9 +30,9 @@ QuerySinkOpener = Callable[[str, int, pa.Schema], Sink]
 SourcePartition = tuple[str, int]
 """(name of a source, its partition)."""
 
-Shares = dict[tuple[int, int], list[tuple[int, Sequence[pa.Table]]]]
-"""(index of the input, producer partition) -> for each epoch, its watermark and the rows of each
-consumer partition."""
+Shares = dict[tuple[int, int], list[tuple[int, bool, Sequence[pa.Table]]]]
+"""(index of the input, producer partition) -> for each epoch, its watermark, whether it is idle,
+and the rows of each consumer partition."""
 
 
 @dataclass(slots=True)
@@ -184,7 +184,7 @@ def call_inputs(
             before = watermarks[source_partition]
             watermarks[source_partition] = max(before, cut.watermark)
             cuts[source_partition].append(
-                EpochInput(epoch, before, watermarks[source_partition], (cut.rows,))
+                EpochInput(epoch, before, watermarks[source_partition], (cut.rows,), idle=cut.idle)
             )
             rows += cut.rows.num_rows
             size += cut.rows.nbytes
@@ -234,7 +234,7 @@ def _shares(segment: Segment, streams: Mapping[tuple[str, int], Sequence[EpochOu
     for at, input in enumerate(segment.inputs):
         for producer in range(input.partitions):
             shares[at, producer] = [
-                (output.watermark, _share(input, segment.partitions, output.rows))
+                (output.watermark, output.idle, _share(input, segment.partitions, output.rows))
                 for output in streams[input.stream, producer]
             ]
     return shares
@@ -251,8 +251,9 @@ def _merge(
     segment: Segment, partition: int, shares: Shares, epochs: Sequence[int], watermark: int
 ) -> Iterator[EpochInput]:
     """The epoch inputs of one call: rows in the order (input, partition, row); the watermark is the
-    minimum of all channels. Implemented independently of `rekindle.streams.sunion`, whose results
-    are compared with those of this execution."""
+    minimum of all channels that hold it, or the newest of the idle ones if none does. Implemented
+    independently of `rekindle.streams.sunion`, whose results are compared with those of this
+    execution."""
     channels = [
         (at, p) for at, i in enumerate(segment.inputs) for p in partitions_read(i, partition)
     ]
@@ -260,11 +261,20 @@ def _merge(
         parts: list[list[pa.Table]] = [[] for _ in segment.inputs]
         for channel in channels:
             input_index, _ = channel
-            _, tables = shares[channel][n]
+            _, _, tables = shares[channel][n]
             parts[input_index].append(tables[partition])
-        before = watermark
-        watermark = max(before, min(shares[channel][n][0] for channel in channels))
-        yield EpochInput(epoch, before, watermark, tuple(_concat(tables) for tables in parts))
+        before, found = watermark, END_OF_INPUT
+        of_channels = [shares[channel][n][:2] for channel in channels]
+        idle = all(is_idle or of == END_OF_INPUT for of, is_idle in of_channels)
+        if not idle:
+            found = min(of for of, is_idle in of_channels if not is_idle)
+        elif any(is_idle for _, is_idle in of_channels):
+            found = max(of for of, is_idle in of_channels if is_idle)
+        else:
+            idle = False  # all have ended
+        watermark = max(before, found)
+        rows = tuple(_concat(tables) for tables in parts)
+        yield EpochInput(epoch, before, watermark, rows, idle=idle)
 
 
 def _concat(tables: Sequence[pa.Table]) -> pa.Table:

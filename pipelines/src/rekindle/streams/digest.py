@@ -25,11 +25,11 @@ def chained_digest_from(epoch: int) -> str:
     return f"{epoch}:"
 
 
-def chain_digest(before: str, epoch: int, watermark: int, digest: str) -> str:
+def chain_digest(before: str, epoch: int, watermark: int, digest: str, idle: bool = False) -> str:
     """The digest of all epochs since the base; `before`: that of all but the newest one. Equal
     chained digests mean equal epochs, so comparing one epoch compares all before it."""
     base, _, _ = before.partition(":")
-    text = f"{before}/{epoch}/{watermark}/{digest}"
+    text = f"{before}/{epoch}/{watermark}/{digest}" + ("/idle" if idle else "")
     return f"{base}:{hashlib.blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()}"
 
 

@@ -10,6 +10,7 @@ progressive recovery (Su and Zhou 2017), section 4.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -34,6 +35,20 @@ def last_of_group(epoch: int, epochs_per_commit: int) -> int:
     return epoch - epoch % epochs_per_commit + epochs_per_commit - 1
 
 
+def merge_watermarks(inputs: Iterable[tuple[int, bool]]) -> tuple[int, bool]:
+    """The watermark of several inputs, and whether all of them are idle. `inputs`: watermark of
+    each, and whether it is idle; at least one.
+
+    An input that is idle, or has ended, holds the watermark back no longer. If no input does, the
+    newest watermark of the idle ones counts, so that it does not matter which became idle first."""
+    known = tuple(inputs)
+    holding = [watermark for watermark, idle in known if not idle and watermark != END_OF_INPUT]
+    if holding:
+        return min(holding), False
+    of_idle = [watermark for watermark, idle in known if idle]
+    return (max(of_idle), True) if of_idle else (END_OF_INPUT, False)
+
+
 class BatchKind(StrEnum):
     """The kind of a batch (DPC); only STABLE ones are acknowledged, checkpointed and digested."""
 
@@ -50,7 +65,8 @@ class EpochBatch:
     `watermark` is in microseconds since the Unix epoch, UTC: after this epoch no row with an older
     event time is expected. `rows` may be empty: then the batch only says that the epoch has ended.
     `digest` is the canonical digest of the rows (`rekindle.streams.digest`), hex. `attempt`: the
-    number of the tentative branch; 0 for stable ones.
+    number of the tentative branch; 0 for stable ones. `idle`: nothing is expected before something
+    happens at the sources, so the watermark holds back no consumer (`merge_watermarks`).
     """
 
     stream: str
@@ -61,11 +77,29 @@ class EpochBatch:
     digest: str
     kind: BatchKind = BatchKind.STABLE
     attempt: int = 0
+    idle: bool = False
 
     @cached_property
     def memory_bytes(self) -> int:
         """Bytes of memory, about. Cached: each buffer adds it, and subtracts it again."""
         return memory_bytes(self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What identifies the content of an epoch."""
+
+    digest: str
+    watermark: int
+    idle: bool = False
+
+    @staticmethod
+    def of(batch: EpochBatch) -> Result:
+        return Result(batch.digest, batch.watermark, batch.idle)
+
+    def __str__(self) -> str:
+        idle = ", idle" if self.idle else ""
+        return f"digest {self.digest} and watermark {self.watermark}{idle}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +110,8 @@ class EpochInput:
     segment: one, the source's rows). `watermark_before` is the chain's watermark after the
     preceding epoch; a row is late for a window iff window_end <= watermark_before. A window closes
     in the first epoch with window_end <= watermark. Microseconds UTC. `complete`: False if rows of
-    an input may be missing, which only an epoch of a tentative branch lacks.
+    an input may be missing, which only an epoch of a tentative branch lacks. `idle`: all inputs
+    are (`merge_watermarks`), and so is the chain's output.
     """
 
     epoch: int
@@ -84,6 +119,7 @@ class EpochInput:
     watermark: int
     inputs: tuple[pa.Table, ...]
     complete: bool = True
+    idle: bool = False
 
     @cached_property
     def num_rows(self) -> int:

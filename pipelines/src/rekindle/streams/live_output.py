@@ -97,7 +97,9 @@ class LiveOutput:
 
     # -- writing ---------------------------------------------------------------------------------
 
-    def append(self, attempt: int, epoch: int, watermark: int, rows: pa.Table) -> bool:
+    def append(
+        self, attempt: int, epoch: int, watermark: int, rows: pa.Table, idle: bool = False
+    ) -> bool:
         """Add an epoch to the branch of an attempt, whose number is above all earlier ones; whether
         it is there now. Raises OSError, after which it is not."""
         log, stable = self.log, self.log.last
@@ -119,7 +121,7 @@ class LiveOutput:
                 self._history.begin_at(attempt, epoch)
         kind = BatchKind.TENTATIVE
         batch = EpochBatch(
-            log.stream, log.partition, epoch, watermark, rows, NO_DIGEST, kind, attempt
+            log.stream, log.partition, epoch, watermark, rows, NO_DIGEST, kind, attempt, idle
         )
         branch.append(batch)
         with self._lock:

@@ -19,7 +19,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -36,10 +36,12 @@ from rekindle.errors import (
 )
 from rekindle.streams import records
 from rekindle.streams.branches import Branch
-from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch
+from rekindle.streams.epochs import NO_EPOCH, BatchKind, EpochBatch, Result
 from rekindle.streams.fetched_files import FetchedFile, FetchedFiles
 from rekindle.streams.log_files import (
     LogFile,
+    ShippedFile,
+    adopt_file,
     forget_floor,
     load_log_files,
     new_log_file,
@@ -79,14 +81,6 @@ class Spill(Protocol):
         ...
 
     def delete(self, name: str) -> object: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What identifies the content of an epoch."""
-
-    digest: str
-    watermark: int
 
 
 class OutputLog:
@@ -174,8 +168,11 @@ class OutputLog:
             return sum(f.size for f in self._branch.extents if f.spilled is None)
 
     def results(self, from_epoch: int) -> dict[int, Result]:
-        """Digest and watermark of each epoch that it holds, from an epoch on. Raises LogCorrupt."""
-        from_epoch = max(self.base, from_epoch)
+        """Digest and watermark of each epoch that it holds, from an epoch on, but of those that
+        another task has shipped. Raises LogCorrupt."""
+        with self._changed:
+            shipped = [f.last for f in self._branch.extents if f.adopted]
+            from_epoch = max([self._branch.base, from_epoch, *(last + 1 for last in shipped)])
         found: dict[int, Result] = {}
         while part := dict(self._results(from_epoch)):
             found |= part
@@ -311,10 +308,17 @@ class OutputLog:
         return reading.epochs
 
     def decode(self, encoded: EncodedEpoch) -> EpochBatch:
-        epoch, watermark, digest, payload, _ = encoded
-        rows = self._no_rows if payload is None else records.decode_rows(payload)
+        rows = self._no_rows if encoded.payload is None else records.decode_rows(encoded.payload)
         return EpochBatch(
-            self.stream, self.partition, epoch, watermark, rows, digest, self._kind, self.attempt
+            self.stream,
+            self.partition,
+            encoded.epoch,
+            encoded.watermark,
+            rows,
+            encoded.digest,
+            self._kind,
+            self.attempt,
+            encoded.idle,
         )
 
     # -- writing ---------------------------------------------------------------------------------
@@ -331,6 +335,22 @@ class OutputLog:
                 self._cursors.clear()
             self._remove_files(gone)
         self._remove_spilled(gone)
+
+    def adopt(self, shipped: Sequence[ShippedFile]) -> None:
+        """Begin with files that another task has shipped to the store, without a gap and up to the
+        next epoch; the log is empty. Nothing of them is fetched before it is read. Raises
+        OSError."""
+        with self._appending, self._writing:
+            # The oldest first: a process that is killed in between leaves no log that begins later
+            # than its readers need.
+            files = [adopt_file(self._directory, file) for file in shipped]
+            with self._changed:
+                if self._branch.extents or self._branch.next_epoch != files[-1].last + 1:
+                    raise ValueError("only an empty log that begins behind them adopts files")
+                self._branch.restart_at(files[0].first)
+                for file in files:
+                    self._branch.add(file)
+                self._notify()
 
     def append(self, batch: EpochBatch) -> bool:
         """Add an epoch; True if it is new. An epoch that exists already must be equal; one that
@@ -422,6 +442,7 @@ class OutputLog:
                 payload,
                 RecordKind.TENTATIVE if self.attempt else RecordKind.STABLE,
                 self.attempt,
+                batch.idle,
             )
             file.write(appended)
             with self._changed:
@@ -523,14 +544,14 @@ class OutputLog:
         with self._changed:
             file = self._branch.find(epoch)
             outline = file.path if file is not None and file.spilled is not None else None
-        if file is None:
+        if file is None or file.adopted:
             return
         try:
             found = self._records(epoch) if outline is None else read_outline(outline)
             for record, changes in found:
                 first = max(epoch, record.epoch)
                 for at, watermark in enumerate(records.watermarks(changes, record, first), first):
-                    yield at, Result(record.digest, watermark)
+                    yield at, Result(record.digest, watermark, record.idle)
                 epoch = max(epoch, record.next_epoch)
         except FileNotFoundError:  # truncated meanwhile
             return
@@ -551,12 +572,11 @@ class OutputLog:
             return
         if mine is None:  # truncated
             return
-        if (mine.digest, mine.watermark) != (batch.digest, batch.watermark):
+        if mine != (now := Result.of(batch)):
             raise DifferentResults(
                 f"epoch {batch.epoch} of stream {self.stream}/{self.partition} was computed again "
-                f"with another result: digest {mine.digest} and watermark {mine.watermark} in the "
-                f"log, now {batch.digest} and {batch.watermark}; does the operator use a function "
-                f"that is not deterministic?"
+                f"with another result: {mine} in the log, now {now}; does the operator use a "
+                f"function that is not deterministic?"
             )
 
     def _writable(self, epoch: int) -> LogFile:
@@ -645,7 +665,9 @@ class OutputLog:
         """To be called without locks, because of the network."""
         for file in files:
             if file.spilled is not None:
-                self._discard(file.spilled)
+                self._fetched.drop(file.spilled)
+                if not file.adopted:
+                    self._discard(file.spilled)
 
     def _discard(self, name: str) -> None:
         self._fetched.drop(name)

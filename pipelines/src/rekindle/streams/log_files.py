@@ -2,8 +2,9 @@
 
 A directory holds `<first epoch>.log`, records one after another (`streams.records`), and
 `<first epoch>.spilled` for a file that was moved to the store: a line of JSON (format, the object's
-name, its size, a CRC-32 of these and the rest) and the file's records without their rows; and the
-floor, for the next process. Does not know the budget; `streams.log` holds the locks.
+name, its size, a CRC-32 of these and the rest) and the file's records without their rows, or of a
+file that another task has shipped, whose records are not known before it is fetched, its last
+epoch; and the floor, for the next process. Does not know the budget; `streams.log` holds the locks.
 
 Design: docs/design/streams.md#output-log.
 """
@@ -18,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -36,13 +38,17 @@ class LogFile:
     end, to which the next epoch is appended. A last record without rows grows in place by further
     such epochs (`streams.tail`)."""
 
-    __slots__ = ("_index", "_mapped", "first", "path", "spilled", "tail")
+    __slots__ = ("_index", "_mapped", "adopted", "first", "path", "spilled", "tail")
 
-    def __init__(self, path: Path, first: int, spilled: str | None = None) -> None:
-        """`spilled`: name of the object in the store that has its bytes."""
+    def __init__(
+        self, path: Path, first: int, spilled: str | None = None, *, adopted: bool = False
+    ) -> None:
+        """`spilled`: name of the object in the store that has its bytes. `adopted`: another task
+        has written that, so it is not this log's to delete, and its records are not known."""
         self.path = path
         self.first = first
         self.spilled = spilled
+        self.adopted = adopted
         self.tail = Tail(first)
         self._index = SparseIndex()  # without entries if it is spilled
         self._mapped: pa.Buffer | None = None
@@ -102,19 +108,7 @@ class LogFile:
 
     def write_outline(self, name: str, size: int, outline: bytes) -> Path:
         """Write what is to replace the file, which still exists, under a temporary name."""
-        header = {
-            "format": SPILLED_FORMAT,
-            "name": name,
-            "size": size,
-            "sum": _outline_checksum(name, size, outline),
-        }
-        temp = self.path.with_suffix(".tmp")
-        try:
-            temp.write_bytes(json.dumps(header).encode() + b"\n" + outline)
-        except OSError:
-            temp.unlink(missing_ok=True)
-            raise
-        return temp
+        return _write_outline(self.path, name, size, outline)
 
     def replace_by_outline(self, outline: Path, name: str) -> Path:
         """Its bytes are object `name` of the store, its outline is a file. Returns the path of what
@@ -124,6 +118,51 @@ class LogFile:
         self._index = SparseIndex()
         replaced, self.path = self.path, outline
         return replaced
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedFile:
+    """Epochs `first` to `last` of a log, which are object `name` of the store, of `size` bytes."""
+
+    name: str
+    first: int
+    last: int
+    size: int
+
+
+def adopt_file(directory: Path, shipped: ShippedFile) -> LogFile:
+    """A file of another task's log, which is read as a spilled one. Raises OSError."""
+    path = directory / f"{shipped.first:012d}.spilled"
+    last = str(shipped.last).encode()
+    _write_outline(path, shipped.name, shipped.size, last, adopted=True).replace(path)
+    return _adopted(path, shipped)
+
+
+def _adopted(path: Path, shipped: ShippedFile) -> LogFile:
+    file = LogFile(path, shipped.first, shipped.name, adopted=True)
+    file.tail = Tail(shipped.last + 1, shipped.size)
+    return file
+
+
+def _write_outline(
+    path: Path, name: str, size: int, content: bytes, *, adopted: bool = False
+) -> Path:
+    """Write an outline beside `path`. Returns its temporary name."""
+    header: dict[str, Any] = {
+        "format": SPILLED_FORMAT,
+        "name": name,
+        "size": size,
+        "sum": _outline_checksum(name, size, content),
+    }
+    if adopted:
+        header["adopted"] = True
+    temp = path.with_suffix(".tmp")
+    try:
+        temp.write_bytes(json.dumps(header).encode() + b"\n" + content)
+    except OSError:
+        temp.unlink(missing_ok=True)
+        raise
+    return temp
 
 
 def _write(file: int, data: bytes | pa.Buffer, offset: int) -> None:
@@ -291,7 +330,9 @@ def _load(path: Path, with_spilled: bool) -> tuple[LogFile | None, str | None]:
 
 
 def _load_spilled(path: Path) -> LogFile:
-    name, size, content = _read_spilled_file(path)
+    name, size, content, adopted = _read_spilled_file(path)
+    if adopted:
+        return _adopted(path, ShippedFile(name, int(path.stem), int(content), size))
     file: LogFile | None = None
     for record, _ in records.read_outline(memoryview(content)):
         _require_stable(record)
@@ -308,8 +349,9 @@ def read_outline(path: Path) -> Iterator[tuple[Record, memoryview]]:
     return records.read_outline(memoryview(_read_spilled_file(path)[2]))
 
 
-def _read_spilled_file(path: Path) -> tuple[str, int, bytes]:
-    """Name and size of the object, and the outline. Raises DamagedRecord."""
+def _read_spilled_file(path: Path) -> tuple[str, int, bytes, bool]:
+    """Name and size of the object, the outline, and whether it is adopted. Raises
+    DamagedRecord."""
     line, _, content = path.read_bytes().partition(b"\n")
     try:
         header = json.loads(line)
@@ -321,7 +363,7 @@ def _read_spilled_file(path: Path) -> tuple[str, int, bytes]:
         raise DamagedRecord(reason, 0)
     if not isinstance(size, int) or header.get("sum") != _outline_checksum(name, size, content):
         raise DamagedRecord("an outline with a wrong checksum", 0)
-    return name, size, content
+    return name, size, content, bool(header.get("adopted"))
 
 
 def _outline_checksum(name: str, size: int, outline: bytes) -> int:

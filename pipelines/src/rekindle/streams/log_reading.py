@@ -27,6 +27,7 @@ class EncodedEpoch(NamedTuple):
     digest: str
     payload: pa.Buffer | None
     checksum: int
+    idle: bool = False
 
 
 class View:
@@ -89,7 +90,7 @@ class Reading:
             return False
         checksum = records.verify_checksum(view.content, record)
         payload = view.data.slice(record.payload_start, record.length)
-        self._add(record.watermark, record.digest, payload, checksum)
+        self._add(record, record.watermark, payload, checksum)
         self.left -= record.size
         return True
 
@@ -99,12 +100,15 @@ class Reading:
         for watermark in records.watermarks(changes, record, self.next_epoch):
             if self._is_full(records.ALIGN):
                 return False
-            self._add(watermark, record.digest, None, 0)
+            self._add(record, watermark, None, 0)
             self.left -= records.ALIGN
         return True
 
-    def _add(self, watermark: int, digest: str, payload: pa.Buffer | None, checksum: int) -> None:
-        self.epochs.append(EncodedEpoch(self.next_epoch, watermark, digest, payload, checksum))
+    def _add(
+        self, record: Record, watermark: int, payload: pa.Buffer | None, checksum: int
+    ) -> None:
+        epoch, digest, idle = self.next_epoch, record.digest, record.idle
+        self.epochs.append(EncodedEpoch(epoch, watermark, digest, payload, checksum, idle))
         self.next_epoch += 1
 
     def _is_full(self, size: int) -> bool:

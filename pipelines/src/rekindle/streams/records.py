@@ -1,7 +1,8 @@
 """The format of an output log: records, one after another, of one branch in each file.
 
     0   magic "RKL", the format's version "2"
-    4   u8  kind; three bytes of zero
+    4   u8  kind
+    5   u8  1: idle, after each of its epochs; two bytes of zero
     8   u32 branch: 0 for the stable one, otherwise the attempt of a tentative one
     12  u32 epochs that it covers: 1; more if they have no rows; 0: a control record
     16  i64 epoch: the first of them, or the one that it is about
@@ -37,7 +38,7 @@ import pyarrow as pa
 MAGIC = b"RKL2"
 ALIGN = 64
 HEADER_BYTES = 64
-_HEADER = struct.Struct("<4sB3xIIqq16sQII")
+_HEADER = struct.Struct("<4sB?2xIIqq16sQII")
 _POSITION = struct.Struct("<4s8xIq24xQ")
 """Of the header only magic, count, epoch and length."""
 _CHECKSUM_OFFSET = HEADER_BYTES - 4
@@ -85,6 +86,7 @@ class Record(NamedTuple):
     start: int
     length: int  # of the payload, unpadded
     previous: int  # bytes of the record before it
+    idle: bool = False
 
     @property
     def payload_start(self) -> int:
@@ -118,6 +120,7 @@ def encode_header(record: Record, payload_checksum: int) -> bytes:
         header = _HEADER.pack(
             MAGIC,
             record.kind,
+            record.idle,
             record.branch,
             record.epochs,
             record.epoch,
@@ -185,8 +188,8 @@ def header_at(data: memoryview, start: int) -> Record:
 def _parse(data: memoryview, start: int) -> Record:
     if start + HEADER_BYTES > len(data):
         raise DamagedRecord("an incomplete record", start)
-    magic, kind, branch, count, epoch, watermark, digest, length, previous, _ = _HEADER.unpack_from(
-        data, start
+    magic, kind, idle, branch, count, epoch, watermark, digest, length, previous, _ = (
+        _HEADER.unpack_from(data, start)
     )
     if magic != MAGIC:
         raise DamagedRecord(_other_format(magic), start)
@@ -202,6 +205,7 @@ def _parse(data: memoryview, start: int) -> Record:
         start,
         length,
         previous * ALIGN,
+        idle,
     )
 
 

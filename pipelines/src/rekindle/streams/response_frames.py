@@ -194,13 +194,15 @@ class ResponseFrames:
         frames: Frames = []
         portion = call.portion or read(call.epoch, BATCH_BYTES)[::-1]
         while portion and not call.complete:
-            epoch, watermark, digest, payload, _ = portion.pop()
+            epoch, watermark, digest, payload, _, idle = portion.pop()
             rows, checksum, shares_bytes = None, 0, 0
             if payload is not None:
                 divided = self._shares(call, call.share, epoch, payload)
                 shares_bytes = divided.nbytes
                 rows, checksum = _encode(divided[call.share.index])
-            frame = epoch_frame(epoch, watermark, digest, rows, checksum, live=call.live_fields)
+            frame = epoch_frame(
+                epoch, watermark, digest, rows, checksum, live=call.live_fields, idle=idle
+            )
             frames.append((frame, rows))
             call.add_sent(rows, shares_bytes)
             if time.monotonic() >= ends_at:
@@ -219,7 +221,7 @@ class ResponseFrames:
     ) -> AsyncGenerator[Frames]:
         """The share of one epoch, in parts; each is encoded when the one before it has been
         sent."""
-        epoch, watermark, digest, *_ = encoded
+        epoch, watermark, digest, _, _, idle = encoded
         key, size = _shares_key(call.log, share, epoch), payload.size
         if call.begun:
             yield []
@@ -236,7 +238,15 @@ class ResponseFrames:
                     self._budget.shrink(reservation, 0 if rows is None else rows.size)
                 call.add_sent(rows, 0 if number else shares_bytes, epochs=number + 1 == count)
                 frame = epoch_frame(
-                    epoch, watermark, digest, rows, checksum, number, count, call.live_fields
+                    epoch,
+                    watermark,
+                    digest,
+                    rows,
+                    checksum,
+                    number,
+                    count,
+                    call.live_fields,
+                    idle=idle,
                 )
                 yield [(frame, rows)]
 
@@ -301,12 +311,14 @@ class _Call:
     def take(self, portion: list[EncodedEpoch]) -> Frames:
         """The frames of epochs that are sent without a share, as they are in the log."""
         frames: Frames = []
-        for epoch, watermark, digest, payload, checksum in portion:
+        for epoch, watermark, digest, payload, checksum, idle in portion:
             if self._epochs and self.bytes_left < self._reader_bytes(payload):
                 self.complete = self.full = True
             if self.complete:
                 break
-            frame = epoch_frame(epoch, watermark, digest, payload, checksum, live=self.live_fields)
+            frame = epoch_frame(
+                epoch, watermark, digest, payload, checksum, live=self.live_fields, idle=idle
+            )
             frames.append((frame, payload))
             self.add_sent(payload)
         return frames

@@ -1,10 +1,10 @@
 """SUnion: merges batches from many upstream partitions into complete epochs in a fixed order.
 
 An epoch is complete when every input partition has delivered it; its rows are then merged in the
-order (input, partition, row) and its watermark is the minimum over all of them (DPC's boundary
-rule), so every replica and every replay sees the same epochs whatever the interleaving, duplication
-or order of arrival. Pure: no I/O, no clock, no threads. Only stable batches are accepted: tentative
-epochs are formed by `rekindle.consistency.live_union`.
+order (input, partition, row) and its watermark is the minimum over those that are not idle (DPC's
+boundary rule), so every replica and every replay sees the same epochs whatever the interleaving,
+duplication or order of arrival. Pure: no I/O, no clock, no threads. Only stable batches are
+accepted: tentative epochs are formed by `rekindle.consistency.live_union`.
 
 Design: docs/design/streams.md#sunion.
 Paper: DPC (Balazinska et al. 2005), section 3.2.
@@ -18,7 +18,13 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from rekindle.errors import DifferentResults, RekindleError
-from rekindle.streams.epochs import BatchKind, EpochBatch, EpochInput
+from rekindle.streams.epochs import (
+    BatchKind,
+    EpochBatch,
+    EpochInput,
+    Result,
+    merge_watermarks,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +120,13 @@ class SUnion:
             batch = inbox.batches.pop(epoch)
             inbox.bytes -= batch.memory_bytes
             tables[channel.input].append(batch.rows)
-            watermarks.append(batch.watermark)
-        self._watermark = max(before, min(watermarks))
+            watermarks.append((batch.watermark, batch.idle))
+        merged, idle = merge_watermarks(watermarks)
+        self._watermark = max(before, merged)
         self.next_epoch += 1
         self._missing = len(self.missing())
-        return EpochInput(epoch, before, self._watermark, tuple(map(merge_rows, tables)))
+        rows = tuple(map(merge_rows, tables))
+        return EpochInput(epoch, before, self._watermark, rows, idle=idle)
 
 
 def merge_rows(tables: list[pa.Table]) -> pa.Table:
@@ -128,9 +136,9 @@ def merge_rows(tables: list[pa.Table]) -> pa.Table:
 
 
 def _require_equal(known: EpochBatch, batch: EpochBatch) -> None:
-    if (known.digest, known.watermark) != (batch.digest, batch.watermark):
+    one, two = Result.of(known), Result.of(batch)
+    if one != two:
         raise DifferentResults(
             f"two replicas of stream {batch.stream}/{batch.partition} disagree on epoch "
-            f"{batch.epoch}: digests {known.digest} and {batch.digest}, watermarks "
-            f"{known.watermark} and {batch.watermark}"
+            f"{batch.epoch}: {one} and {two}"
         )

@@ -77,10 +77,11 @@ def append_epoch(
     payload: pa.Buffer,
     kind: RecordKind = RecordKind.STABLE,
     branch: int = 0,
+    idle: bool = False,
 ) -> Appended:
     """Append epoch `tail.next_epoch`; an empty payload: it has no rows. Raises ValueError."""
     if not payload.size and tail.growing is not None:
-        grown = _grown(tail, tail.growing, watermark, digest, kind, branch)
+        grown = _grown(tail, tail.growing, watermark, digest, kind, branch, idle)
         if grown is not None:
             return grown
     record = Record(
@@ -93,6 +94,7 @@ def append_epoch(
         tail.size,
         payload.size,
         tail.newest_bytes,
+        idle,
     )
     header = encode_header(record, zlib.crc32(payload))
     after = tail.with_record(record)
@@ -106,11 +108,18 @@ def append_epoch(
 
 
 def _grown(
-    tail: Tail, growing: GrowingRecord, watermark: int, digest: str, kind: RecordKind, branch: int
+    tail: Tail,
+    growing: GrowingRecord,
+    watermark: int,
+    digest: str,
+    kind: RecordKind,
+    branch: int,
+    idle: bool,
 ) -> Appended | None:
     """The record with one more epoch; None if that needs another record."""
     old = growing.record
-    if (old.kind, old.branch, old.digest) != (kind, branch, digest) or old.epochs == _MAX_EPOCHS:
+    same = (old.kind, old.branch, old.digest, old.idle) == (kind, branch, digest, idle)
+    if not same or old.epochs == _MAX_EPOCHS:
         return None
     writes: tuple[tuple[int, bytes], ...] = ()
     changes, changes_checksum = growing.changes, growing.changes_checksum

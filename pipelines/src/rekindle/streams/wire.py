@@ -270,12 +270,16 @@ def epoch_frame(
     part: int = 0,
     parts: int = 1,
     live: Mapping[str, Any] | None = None,
+    *,
+    idle: bool = False,
 ) -> bytes:
     """The frame of an epoch without its payload, which the caller sends after it. `live`:
     `live_fields`."""
     header: dict[str, Any] = {"epoch": epoch, "watermark": watermark, "digest": digest}
     if parts > 1:
         header |= {"part": part, "parts": parts}
+    if idle:
+        header["idle"] = True
     if live is not None:
         header |= live
     return _frame(header, payload, checksum)
@@ -499,6 +503,7 @@ class ResponseDecoder:
                 header["digest"],
                 kind,
                 header.get("attempt", 0),
+                header.get("idle", False),
             )
         )
         if request.live is not None:
@@ -540,14 +545,15 @@ _TYPES = {
     "parts": int,
     "attempt": int,
     "segment": int,
+    "idle": bool,
 }
-_OPTIONAL = ("part", "parts", "attempt", "segment")
+_OPTIONAL = ("part", "parts", "attempt", "segment", "idle")
 
 
 def _require_types(header: Mapping[str, Any]) -> None:
     """Check the types in the header of an epoch. Raises KeyError, TypeError, ValueError."""
     for name, expected in _TYPES.items():
-        value = header.get(name, 0) if name in _OPTIONAL else header[name]
+        value = header.get(name, expected()) if name in _OPTIONAL else header[name]
         if type(value) is not expected:
             raise TypeError(f"{name} is {value!r}")
     for name in ("epoch", "watermark"):

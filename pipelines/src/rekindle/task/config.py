@@ -18,7 +18,7 @@ from rekindle.engine.state.spill import RunFiles
 from rekindle.errors import RekindleError
 from rekindle.exchange.routing import partitions_read
 from rekindle.identity import Identity
-from rekindle.protocol import TaskRef
+from rekindle.protocol import MAX_INTERVALS, TaskRef
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_spec
 from rekindle.topology.model import Segment, Topology
@@ -131,6 +131,13 @@ class TaskConfig:
                 branches=spec.max_delay is not None,
             ),
         )
+
+
+def left_out_intervals(topology: Topology) -> int:
+    """So many checkpoint epochs in a row may have no checkpoint in normal operation."""
+    spec = topology.spec
+    targets = [spec.checkpoint.replay_target, *(o.checkpoint.replay_target for o in spec.operators)]
+    return 0 if all(target is None for target in targets) else MAX_INTERVALS
 
 
 def parse_origin(text: str) -> int:

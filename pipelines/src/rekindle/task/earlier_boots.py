@@ -22,12 +22,13 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import astuple
 from pathlib import Path
 
 from rekindle.errors import DifferentResults, LogCorrupt, NotDeterministic
 from rekindle.protocol import RestorePoint
-from rekindle.streams.epochs import EpochBatch
-from rekindle.streams.log import OutputLog, Result
+from rekindle.streams.epochs import EpochBatch, Result
+from rekindle.streams.log import OutputLog
 from rekindle.streams.log_files import held_epochs
 from rekindle.task.discard import end_comparison, is_marked, mark_comparison, must_compare
 
@@ -68,7 +69,7 @@ class EarlierBoots:
         been served, else None. Raises DifferentResults if one more computation decides which is
         right, NotDeterministic if none does."""
         before = self._results.pop(batch.epoch, ())
-        now = Result(batch.digest, batch.watermark)
+        now = Result.of(batch)
         if all(now == result for result in before):
             return None
         where = f"epoch {batch.epoch} of stream {batch.stream}/{batch.partition}"
@@ -89,7 +90,7 @@ class EarlierBoots:
 
     def _write_results(self, epoch: int, results: tuple[Result, ...]) -> None:
         try:
-            content = {"epoch": epoch, "results": [[r.digest, r.watermark] for r in results]}
+            content = {"epoch": epoch, "results": list(map(astuple, results))}
             self._file.write_text(json.dumps(content))
         except OSError as error:  # the next boot finds the log, and the difference, again
             _log.error("the results of epoch %d cannot be written: %s", epoch, error)
@@ -98,14 +99,30 @@ class EarlierBoots:
 def held_log(directory: Path, has_no_partners: bool) -> tuple[int, int] | None:
     """First and last epoch of the log with which the task will begin, if it serves that log, and
     does not doubt it. Damage before the last file is not looked for."""
-    doubted = is_marked(directory) or must_compare(directory)
-    if not has_no_partners or doubted or (directory / _RESULTS_FILE).exists():
+    if not has_no_partners or is_doubted(directory):
         return None
     try:
         return held_epochs(directory)
     except OSError as error:  # the start, which opens the log, reports it to the coordinator
         _log.warning("what the output log has is not known: %s", error)
         return None
+
+
+def is_doubted(directory: Path) -> bool:
+    """Whether results of earlier boots may be wrong, or the log that is in the store could not be
+    used."""
+    marked = is_marked(directory) or must_compare(directory) or _refusal_of(directory).exists()
+    return marked or (directory / _RESULTS_FILE).exists()
+
+
+def refuse_shipped(directory: Path) -> None:
+    """Do not use the log that is in the store, in this pod. Raises OSError."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _refusal_of(directory).touch()
+
+
+def _refusal_of(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.own")
 
 
 def require_held(log: OutputLog, point: RestorePoint) -> None:
@@ -146,7 +163,7 @@ def continue_log(
 
 
 def _divergence_error(where: str, results: tuple[Result, ...]) -> DifferentResults:
-    shown = ", ".join(f"{r.digest} (watermark {r.watermark})" for r in results)
+    shown = "; ".join(map(str, results))
     if len(results) == _RESULTS_BEFORE_MAJORITY:
         return DifferentResults(
             f"{where} was computed again with another result than the output log has: {shown}. It "
@@ -162,7 +179,7 @@ def _divergence_error(where: str, results: tuple[Result, ...]) -> DifferentResul
 def _read_results(file: Path) -> tuple[int, tuple[Result, ...]] | None:
     try:
         found = json.loads(file.read_text())
-        return int(found["epoch"]), tuple(Result(str(d), int(w)) for d, w in found["results"])
+        return int(found["epoch"]), tuple(Result(*result) for result in found["results"])
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError) as error:

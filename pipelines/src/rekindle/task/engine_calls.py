@@ -256,7 +256,7 @@ class EngineCalls:
             check_column_sizes(output.epoch, output.rows)
             if parts.attempts is not None:
                 parts.attempts.reserve(attempt)
-            parts.output.append(attempt, output.epoch, output.watermark, output.rows)
+            parts.output.append(attempt, output.epoch, output.watermark, output.rows, output.idle)
         except Exception as error:
             return _tentative_failed(error)
         return LoopCore.tentative_appended
@@ -276,7 +276,13 @@ class EngineCalls:
             check_column_sizes(output.epoch, output.rows)
             digest = digest_table(output.rows)
             batch = EpochBatch(
-                log.stream, log.partition, output.epoch, output.watermark, output.rows, digest
+                log.stream,
+                log.partition,
+                output.epoch,
+                output.watermark,
+                output.rows,
+                digest,
+                idle=output.idle,
             )
             self._compare(parts, batch)
             self._compared = batch

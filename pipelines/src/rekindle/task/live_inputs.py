@@ -45,7 +45,7 @@ from rekindle.connectors.source import EventTimes
 from rekindle.engine.bounds import CallBounds, CallBuilder
 from rekindle.errors import SourceFailed, StoreError
 from rekindle.protocol import Upstream
-from rekindle.streams.epochs import NO_WATERMARK, EpochInput
+from rekindle.streams.epochs import NO_WATERMARK, EpochInput, merge_watermarks
 from rekindle.task.core.source import LiveSourceStatus, released_epoch, released_in_s
 from rekindle.task.inputs import Clock
 from rekindle.workers import CallTimer, Worker
@@ -153,7 +153,7 @@ class LiveInputs:
         record, rows = planned.record, planned.rows
         rows = rows if self._next == record.first else rows.slice(0, 0)
         after = max(self._watermark, record.watermark)
-        return EpochInput(self._next, self._watermark, after, (rows,))
+        return EpochInput(self._next, self._watermark, after, (rows,), idle=record.all_idle)
 
     def head(self) -> int:
         return released_epoch(self._clock(), self._origin_us, self._epoch_interval_us)
@@ -168,7 +168,7 @@ class LiveInputs:
         return self._failure or self._calls.problem or self._worker.problem
 
     def event_times(self, epoch: int) -> EventTimes | None:
-        """Through an epoch, of all partitions: the newest event time of any, the least watermark.
+        """Through an epoch, of all partitions: the newest event time of any, and the watermark.
         None: not all of them have recorded it, or it will be read by the time of a later call."""
         found = self._event_times.get(epoch)
         if found is None:
@@ -177,15 +177,16 @@ class LiveInputs:
 
     def read_event_times(self, epoch: int) -> EventTimes | None:
         """The same, without delay. Raises StoreError."""
-        newest, watermarks = list[int](), list[int]()
+        newest, watermarks = list[int](), list[tuple[int, bool]]()
         for store in self._stores:
             before = [first for first in store.list() if first <= epoch]
             record = self._record(store, max(before)) if before else None
             if record is None or record.last < epoch:
                 return None
             newest += record.newest_us.values()
-            watermarks.append(record.watermark)
-        return EventTimes(max(newest, default=NO_WATERMARK), min(watermarks))
+            watermarks.append((record.watermark, record.all_idle))
+        watermark, _ = merge_watermarks(watermarks)
+        return EventTimes(max(newest, default=NO_WATERMARK), watermark)
 
     def close(self) -> None:
         self._closed.set()

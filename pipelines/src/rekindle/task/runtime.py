@@ -3,7 +3,7 @@
 Threads: this one, which passes the time on to the core; one that truncates the log and serves
 stream sinks; the engine's, the control server's, one for all readers, one for all connections of
 the stream server and at most three in which it reads the log, one for each sink, those of Arrow
-Flight if it has a stream sink, and the saver's.
+Flight if it has a stream sink, the saver's, and the log shipper's if a reader is far behind.
 
 Design: docs/design/task.md.
 """
@@ -20,6 +20,7 @@ from typing import assert_never
 
 import pyarrow as pa
 
+from rekindle.checkpoints.shipped import Piece, held_epochs_of
 from rekindle.connectors.epoch_ranges import Definition
 from rekindle.connectors.registry import open_sink
 from rekindle.connectors.sink import Sink
@@ -45,7 +46,7 @@ from rekindle.streams.log import OutputLog
 from rekindle.streams.server import StreamServer
 from rekindle.task.attempts import AttemptFile
 from rekindle.task.call_size_file import CallSizeFile
-from rekindle.task.config import TaskConfig
+from rekindle.task.config import TaskConfig, left_out_intervals
 from rekindle.task.control import ControlServer
 from rekindle.task.core.hot_keys import HotKeys
 from rekindle.task.core.loop import (
@@ -68,6 +69,7 @@ from rekindle.task.core.messages import (
 )
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaveState, SkipCheckpoint
+from rekindle.task.core.shipping import ShipLog
 from rekindle.task.core.start import AwaitEngine, CompleteStart, OpenInputs, RestoreState
 from rekindle.task.core.supervisor import (
     CompareSinkFiles,
@@ -79,11 +81,12 @@ from rekindle.task.core.supervisor import (
 )
 from rekindle.task.core.task import TaskCore
 from rekindle.task.discard import mark_comparison, mark_for_discard
-from rekindle.task.earlier_boots import EarlierBoots, held_log
+from rekindle.task.earlier_boots import EarlierBoots, held_log, is_doubted
 from rekindle.task.engine import EngineStarter
 from rekindle.task.engine_calls import EngineCalls, EngineParts
 from rekindle.task.fence import FenceFile
 from rekindle.task.lending import StateLender
+from rekindle.task.log_shipper import LogShipper, find_shipped
 from rekindle.task.metrics import make_registry
 from rekindle.task.poll_handler import PollHandler
 from rekindle.task.process import TaskProcess
@@ -114,6 +117,12 @@ class TaskRuntime:
         self._attempts = AttemptFile(config.attempts_file) if _may_be_tentative(config) else None
         self._consistency = _consistency(config, self._attempts)
         self._call_size_file = CallSizeFile(config.data)
+        self.engine = EngineStarter(config)  # first: it starts beside the look at the store
+        held = held_log(config.log_directory, config.segment.replicas == 1)
+        shipped = list[Piece]()
+        if held is None and not is_doubted(config.log_directory):
+            shipped = find_shipped(self._store)
+            held = held_epochs_of(shipped)
         self.core = TaskCore(
             TaskSettings(
                 config.ref,
@@ -128,7 +137,8 @@ class TaskRuntime:
                 consistency=self._consistency,
                 input_names=[entry.name for entry in config.segment.inputs],
                 segment_name=config.segment.name,
-                held_log=held_log(config.log_directory, config.segment.replicas == 1),
+                held_log=held,
+                left_out_intervals=left_out_intervals(config.topology),
             ),
             time.time,
         )
@@ -148,9 +158,8 @@ class TaskRuntime:
         self._sinks: SinkWriters | None = None
         self._stream_sinks: StreamSinks | None = None
         self._lender: StateLender | None = None
-        self.engine = EngineStarter(config)
         self.startup = Startup(
-            config, self._store, self.engine, self.process, self._consistency, self._begin
+            config, self._store, self.engine, self.process, self._consistency, self._begin, shipped
         )
         self._engine_calls = EngineCalls(self.process, self.startup.perform)
         self._engine_thread = threading.Thread(
@@ -159,6 +168,7 @@ class TaskRuntime:
         self._files_thread = threading.Thread(target=self._run_files, name="files", daemon=True)
         self._files_stopping = False
         self._saver = CheckpointSaver(self.process, self._store)
+        self._shipper = LogShipper(self.process, self._store)
         self.status.ports = self
         self.polls = PollHandler(self.process, fences, self.startup.event_times)
         self._control = ControlServer(
@@ -288,6 +298,9 @@ class TaskRuntime:
                 self._mark_output(effect)
             case SaveState():
                 self._saver.save(effect)
+            case ShipLog():
+                assert self._log is not None, "the task has started"
+                self._shipper.request(effect, self._log)
             case SkipCheckpoint(epoch):
                 _log.warning("the checkpoint of epoch %d is skipped: the store is slow", epoch)
             case CallSink():
@@ -450,6 +463,7 @@ class TaskRuntime:
             self.startup.problem,
             inputs.problem() if inputs is not None and self._log is not None else None,
             sinks.problem() if sinks is not None else None,
+            self.core.shipping.problem or self._shipper.problem,
         ):
             if message is not None:
                 return TaskProblem(message=message)
@@ -483,6 +497,7 @@ class TaskRuntime:
             self._lender.stop(STOP_S / 5)
         if inputs is not None:
             inputs.close()
+        self._shipper.stop(0)
         self._saver.stop(end.saver_s)
         self.server.stop()
         # A JVM that does not respond must not block the exit of this process, with which it ends.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from rekindle.checkpoints.fetching import Fetch
+from rekindle.checkpoints.shipped import Piece, path_to
 from rekindle.connectors.planned_cuts import CutsOvertaken, PlannedCuts, WatermarkRule
 from rekindle.connectors.registry import open_dead_letters, open_live_source, open_source
 from rekindle.connectors.source import EventTimes, ReplayableSource
@@ -20,11 +21,19 @@ from rekindle.consistency.messages import ConsistencySettings
 from rekindle.engine.call_sizes import CallSizes, check_size
 from rekindle.engine.failure import DiskFull
 from rekindle.engine.model import Chain
-from rekindle.errors import ObjectMissing, SchemaMismatch, SourceFailed, SourceRefused, StoreError
+from rekindle.errors import (
+    LogCorrupt,
+    ObjectMissing,
+    SchemaMismatch,
+    SourceFailed,
+    SourceRefused,
+    StoreError,
+)
 from rekindle.protocol import BegunWindow, RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog, fetched_bytes
+from rekindle.streams.log_files import ShippedFile
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.core.start import (
@@ -35,7 +44,7 @@ from rekindle.task.core.start import (
     StartCall,
 )
 from rekindle.task.discard import discard_log_if_marked
-from rekindle.task.earlier_boots import EarlierBoots, continue_log, require_held
+from rekindle.task.earlier_boots import EarlierBoots, continue_log, refuse_shipped, require_held
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.live_inputs import LiveInputs
@@ -76,14 +85,17 @@ class Startup:
         process: TaskProcess,
         consistency: ConsistencySettings | None,
         begin: Callable[[Prepared], None],
+        shipped: Sequence[Piece] = (),
     ) -> None:
-        """`consistency`: of a task that reads streams. `begin` is called once all is prepared."""
+        """`consistency`: of a task that reads streams. `begin` is called once all is prepared.
+        `shipped`: of the log in the store, if the task has reported that as its own."""
         self._config = config
         self._store = store
         self._engine = engine
         self._process = process
         self._consistency = consistency
         self._begin = begin
+        self._shipped = shipped
         self._upstreams: Sequence[Upstream] = ()
         self._state: TaskState | None = None
         self.inputs: SourceInputs | LiveInputs | StreamInputs | None = None
@@ -182,7 +194,7 @@ class Startup:
             operators = chain.begins_after(operators, bounds)
         state = replace(restored, operators=operators)
         self._state = None  # it would keep runs that the task drops later
-        log, earlier = self._continue_log(chain, point)
+        log, earlier = self._continue_log(chain, point, restored.chained_digest)
         output = None
         if self._consistency is not None and self._consistency.max_delay_s is not None:
             boot_id = self._process.core.status.boot_id
@@ -204,11 +216,36 @@ class Startup:
             raise CutsOvertaken(f"the record of epoch {epoch} of the source is gone")
         return found
 
-    def _continue_log(self, chain: Chain, point: RestorePoint) -> tuple[OutputLog, EarlierBoots]:
+    def _continue_log(
+        self, chain: Chain, point: RestorePoint, chained: str
+    ) -> tuple[OutputLog, EarlierBoots]:
+        """`chained`: the chained digest at the restore point."""
+        config = self._config
         log = self._open_log(chain)
-        require_held(log, point)
-        has_no_partners = self._config.segment.replicas == 1
-        return log, continue_log(log, self._config.log_directory, point.epoch, has_no_partners)
+        if not self._shipped or point.log_from is None:
+            require_held(log, point)
+        earlier = continue_log(log, config.log_directory, point.epoch, config.segment.replicas == 1)
+        if self._shipped and point.log_from is not None:
+            self._adopt(log, point, chained)
+            require_held(log, point)
+        return log, earlier
+
+    def _adopt(self, log: OutputLog, point: RestorePoint, chained: str) -> None:
+        """Begin with the log that is in the store. Raises LogCorrupt if that is of other output;
+        the next boot does not report it."""
+        path = path_to(self._shipped, point.epoch, chained)
+        if not path or path[0].first > (point.log_from or 0):
+            refuse_shipped(self._config.log_directory)
+            raise LogCorrupt(
+                f"the output log in the checkpoint store is not of the output up to epoch "
+                f"{point.epoch}; what readers need is computed again from an older checkpoint"
+            )
+        log.start_at(point.epoch + 1, keep=False)
+        log.adopt(
+            [ShippedFile(self._store.piece_object(p), p.first, p.last, p.bytes) for p in path]
+        )
+        self._process.tell(partial(self._process.core.log_adopted, point.epoch))
+        _log.info("epochs %d to %d are in the store's output log", path[0].first, point.epoch)
 
     def _subscribe(self, state: TaskState) -> StreamInputs:
         config, next_epoch, process = self._config, state.epoch + 1, self._process

@@ -15,6 +15,13 @@ from rekindle.checkpoints.cuts import CutObjects
 from rekindle.checkpoints.fetching import Fetch
 from rekindle.checkpoints.lent import LentState
 from rekindle.checkpoints.manifest import Entry
+from rekindle.checkpoints.shipped import (
+    Piece,
+    is_content_of,
+    parse_piece_name,
+    piece_name,
+    pieces_prefix,
+)
 from rekindle.checkpoints.state import StateStore
 from rekindle.checkpoints.store import StateObjects, Store
 from rekindle.connectors.input_identity import (
@@ -25,21 +32,21 @@ from rekindle.connectors.input_identity import (
 )
 from rekindle.engine.model import State, operator_of
 from rekindle.engine.version import engine_version
-from rekindle.errors import SchemaMismatch, StoreError
+from rekindle.errors import ObjectMissing, SchemaMismatch, StoreError
 from rekindle.protocol import Endpoint, EntryRef, RestorePoint
 from rekindle.streams.digest import chained_digest_from
 from rekindle.streams.epochs import NO_WATERMARK
 from rekindle.task.config import TaskConfig
 from rekindle.task.lending import LenderStore
 from rekindle.task.state import TaskState
-from rekindle.topology.model import Node
+from rekindle.topology.model import Node, partition_of
 
 _log = logging.getLogger(__name__)
 
 
 class TaskStore:
-    """Implements `task.saver.EntryStore` and `streams.log.Spill`. Raises StoreError while the store
-    is missing."""
+    """Implements `task.saver.EntryStore`, `streams.log.Spill` and `task.log_shipper.PieceStore`.
+    Raises StoreError while the store is missing."""
 
     def __init__(self, config: TaskConfig) -> None:
         self._config = config
@@ -47,6 +54,7 @@ class TaskStore:
         self._store: Store | None = None
         self._states: StateStore | None = None
         self._lender: StateStore | None = None
+        self._key = partition_of(config.ref.slot).key
         self.spill_prefix = f"{config.uid}/{log_prefix(config.ref)}"
 
     def restore(self, point: RestorePoint) -> tuple[TaskState, Fetch | None]:
@@ -125,9 +133,31 @@ class TaskStore:
         self._open_store().put(name, data)
 
     def get(self, name: str) -> bytes:
-        """The content of a spilled log file. Raises ObjectMissing if it does not exist any more,
-        StoreError."""
-        return self._open_store().read(name)
+        """The content of a spilled or shipped log file. Raises ObjectMissing if it does not exist
+        any more, StoreError. A shipped one that is not what its name says is deleted, so that no
+        other task counts on it."""
+        store = self._open_store()
+        data = store.read(name)
+        if parse_piece_name(name) is None or is_content_of(name, data):
+            return data
+        if is_content_of(name, again := store.read(name)):
+            return again
+        store.delete(name)
+        raise ObjectMissing(f"{store.url}: {name} was damaged, and is deleted")
+
+    def pieces(self) -> list[Piece]:
+        """Of the partition's output log, in the store."""
+        listed = self._open_store().list(f"{self._config.uid}/{pieces_prefix(self._key)}")
+        found = ((parse_piece_name(info.name), info.bytes) for info in listed)
+        return [parsed[1] for parsed, size in found if parsed and parsed[1].bytes == size]
+
+    def put_piece(self, piece: Piece, data: bytes) -> None:
+        name = self.piece_object(piece)
+        if not self._open_store().put(name, data):
+            self.get(name)  # what is damaged is deleted, and put by the next attempt
+
+    def piece_object(self, piece: Piece) -> str:
+        return f"{self._config.uid}/{piece_name(self._key, piece)}"
 
     def delete(self, name: str) -> None:
         self._open_store().delete(name)

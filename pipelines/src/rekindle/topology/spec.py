@@ -121,8 +121,8 @@ class EventTimeSpec(Spec):
     """How much older than the newest row a row may be. Windows close this much later.
     [Counted from epoch to epoch](topology.md#late-rows)."""
     idle_after: Duration | None = None
-    """Time after which a partition of a topic without rows no longer holds windows open; only for
-    `kafka`."""
+    """Time after which a partition of a topic without rows, or a whole source, no longer holds
+    windows open; only for `kafka`."""
 
 
 class SourceSpec(Spec):

@@ -27,12 +27,10 @@ from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.lending import may_be_live
 from rekindle.coordinator.tasks.membership import Task
+from rekindle.protocol import MAX_INTERVALS
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Partition, Segment, Topology
 
-MAX_INTERVALS = 30
-"""A checkpoint is due after this many intervals, however short a replay is: logs, and what live
-sources have recorded, are kept since the last one."""
 LOG_SHARE = 0.5
 """A checkpoint is due if the log of a task has more than this share of its budget: beyond the
 budget, epochs would be written to the store, or have to be computed again."""

@@ -28,17 +28,19 @@ Refs = tuple[EntryRef, ...]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """For each partition: positions of its incarnations, epochs of entries that they load, and
-    whether one may run with unknown progress."""
+    """For each partition: positions of its incarnations, epochs of entries that they load, those
+    through which their logs are in the store, and whether one may run with unknown progress."""
 
     positions: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
     restoring: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
+    shipped: Mapping[Partition, tuple[int, ...]] = field(default_factory=dict)
     unknown: frozenset[Partition] = frozenset()
 
     @classmethod
     def of(cls, tasks: Iterable[Task]) -> Self:
         positions: dict[Partition, tuple[int, ...]] = {}
         restoring: dict[Partition, tuple[int, ...]] = {}
+        shipped: dict[Partition, tuple[int, ...]] = {}
         unknown: set[Partition] = set()
         for task in tasks:
             partition = task.partition
@@ -46,11 +48,13 @@ class Progress:
                 unknown.add(partition)
             elif task.position is not None:
                 positions[partition] = (*positions.get(partition, ()), task.position)
+                of_task = task.response.log_shipped if task.response is not None else ()
+                shipped[partition] = (*shipped.get(partition, ()), *of_task)
                 # Before it has started, its position is its restore point.
                 starts = task.phase in (TaskPhase.WAITING, TaskPhase.RESTORING)
                 if starts and task.lent_from is None:
                     restoring[partition] = (*restoring.get(partition, ()), task.position)
-        return cls(positions, restoring, frozenset(unknown))
+        return cls(positions, restoring, shipped, frozenset(unknown))
 
 
 def oldest(refs: Refs) -> EntryRef:
@@ -111,6 +115,11 @@ def keep_entries(
             wanted |= {_at_or_before(refs, e) for e in epochs}
             if consumer in progress.unknown:
                 wanted |= {r for r in previous.get(partition.key, ()) if r in refs}
+        # Logs that are in the store reach to these, so they spare a replay from the oldest one.
+        spared = {_at_or_before(refs, e) for e in progress.shipped.get(partition, ())}
+        if partition not in progress.positions:  # its successor may need them
+            spared |= {r for r in previous.get(partition.key, ()) if r in refs}
+        wanted |= {r for r in spared if r.epoch > min(w.epoch for w in wanted)}
         kept[partition.key] = tuple(sorted(wanted, key=lambda r: -r.epoch))
     return kept
 

@@ -208,10 +208,11 @@ class SparkChain:
         if self._run_files is not None:
             states = self._run_files.spill(states)
         tables = split_by_epoch(self._output_schema, rows[0], [e.epoch for e in epochs])
-        outputs = zip(clock, tables, strict=True)
-        return ChainResult(
-            tuple(EpochOutput(epoch, after, t) for (epoch, _, after), t in outputs), State(states)
+        outputs = tuple(
+            EpochOutput(epoch.epoch, after, table, epoch.idle)
+            for epoch, (_, _, after), table in zip(epochs, clock, tables, strict=True)
         )
+        return ChainResult(outputs, State(states))
 
     def _run(
         self, prepared: _StepQueries, tables: Mapping[str, pa.Table], to_view: _ToView, span: str

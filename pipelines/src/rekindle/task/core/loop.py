@@ -346,7 +346,9 @@ class LoopCore:
         effects = self._recovered("log")
         for digest in digests:
             output = self._outputs.popleft()
-            self.chained = chain_digest(self.chained, output.epoch, output.watermark, digest)
+            self.chained = chain_digest(
+                self.chained, output.epoch, output.watermark, digest, output.idle
+            )
             effects.append(EpochComputed(output.epoch, digest, self.chained))
         self._failures = 0
         return effects if self._outputs else [*effects, *self._call_completed(now)]

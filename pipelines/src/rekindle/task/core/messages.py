@@ -15,6 +15,7 @@ from rekindle.protocol import PollResponse, SinkAssignment, TaskRef
 from rekindle.task.core.loop import LoopRequest
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaverEffect
+from rekindle.task.core.shipping import ShipLog
 from rekindle.task.core.sink import SinkEffect
 from rekindle.task.core.start import CompleteStart, StartCall
 from rekindle.task.core.streams import InputEffect
@@ -44,6 +45,7 @@ class TaskSettings:
     input_names: Sequence[str] = ()  # by `Channel.input`
     segment_name: str = ""  # for problems
     held_log: tuple[int, int] | None = None  # see `PollResponse`
+    left_out_intervals: int = 0  # see `ShippingCore`
 
 
 # -- effects -------------------------------------------------------------------------------------
@@ -99,6 +101,7 @@ TaskEffect = (
     | LoopRequest
     | InputEffect
     | SaverEffect
+    | ShipLog
     | StartCall
     | CompleteStart
     | RouteInputs

@@ -58,6 +58,7 @@ from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollCore, PollRefused
 from rekindle.task.core.problems import SetProblem
 from rekindle.task.core.saver import SaverCore, SaverEffect
+from rekindle.task.core.shipping import ShipLog, ShippingCore
 from rekindle.task.core.sink import (
     SinkCore,
     SinkEffect,
@@ -99,6 +100,9 @@ class TaskCore:
         self.supervisor = SupervisorCore(settings.boot_id)
         self.polls = PollCore(settings.ref, settings.identity, settings.fence)
         self.lending = LendingCore(settings.boot_id, self.saver.snapshots)
+        self.shipping = ShippingCore(
+            settings.checkpoint_interval_epochs, settings.left_out_intervals
+        )
         self.parts: Parts | None = None
         self.streams: StreamsCore | None = None  # once they are read; None if it reads a source
         self._serves_stream_sinks = False
@@ -126,7 +130,7 @@ class TaskCore:
     @property
     def wake_at(self) -> float | None:
         times = [self.supervisor.wake_at, self.start.wake_at, self.saver.wake_at]
-        times.append(self.lending.wake_at)
+        times += [self.lending.wake_at, self.shipping.wake_at]
         if (parts := self.parts) is not None:
             times.append(parts.loop.wake_at)
             times += [sink.wake_at for sink in parts.sinks.cores.values()]
@@ -150,6 +154,7 @@ class TaskCore:
                 "topology": self._settings.identity.topology,
                 "engine": self._settings.engine,
                 "contained": self.polls.contained(),
+                "log_shipped": self.shipping.entries(),
             }
         )
 
@@ -172,6 +177,7 @@ class TaskCore:
             effects += self._apply_supervisor_effects(self.supervisor.poll_accepted(poll, now))
             if self.parts is not None and not self.supervisor.ended:
                 self.lending.poll_accepted(poll, self.parts.loop.state, now)
+                effects += self.shipping.poll_accepted(poll, now)
             effects += self._truncate()
             effects += self._update_partner(poll)
         return effects
@@ -227,6 +233,9 @@ class TaskCore:
         self.parts = Parts(log, loop, sinks)
         self.status.parts = self.parts
         self.status.step(TaskEvent.STARTED)
+        self.shipping.state_known(state.epoch, loop.chained)
+        desired = self.polls.desired  # now: the next response tells of the log in the store
+        ship = self.shipping.poll_accepted(desired, now) if desired is not None else []
         restored = self.saver.state_complete if complete else self.saver.state_incomplete
         if complete:
             self.status.restoring = None
@@ -235,6 +244,7 @@ class TaskCore:
             *restored(now),
             *self._apply_supervisor_effects(self.supervisor.started(now)),
             *self._truncate(),
+            *ship,
         ]
 
     def state_complete(self, now: float) -> list[TaskEffect]:
@@ -267,6 +277,19 @@ class TaskCore:
         self._now = now
         self.status.set_problem(problem.subject, problem.problem)
         return []
+
+    def log_adopted(self, through: int, now: float) -> list[TaskEffect]:
+        """The task begins with the log that is in the store, through its restore point."""
+        self._now = now
+        self.shipping.adopted(through)
+        return []
+
+    def shipping_reported(
+        self, happened: Callable[[ShippingCore, float], list[ShipLog]], now: float
+    ) -> list[TaskEffect]:
+        self._now = now
+        effects = happened(self.shipping, now)
+        return [] if self.supervisor.ended else [*effects]
 
     def log_truncated(self, base: int, now: float) -> list[TaskEffect]:
         self._now = now
@@ -322,6 +345,7 @@ class TaskCore:
         self.lending.woken(now)
         effects += self.saver.woken(self._now)
         if self.parts is not None and not self.supervisor.ended:
+            effects += self.shipping.woken(self._now)
             effects += self._apply_loop_effects(self.parts.loop.woken(self._now))
             effects += self._step_streams(StreamsCore.woken)
         for core in self._sink_cores():  # until the end, which waits for them
@@ -420,6 +444,7 @@ class TaskCore:
                 case TentativeCompleted():
                     effects += self._tentative_completed(effect)
                 case CheckpointReached(state):
+                    self.shipping.state_known(state.epoch, state.chained_digest)
                     if self.supervisor.is_saver:
                         effects += self.saver.state_reached(state, self._now)
                 case GiveUp(error):

@@ -25,6 +25,7 @@ from rekindle.topology.schema import Field as SchemaField
 MARKERS_SUFFIX: Final = ".rekindle-epochs"
 """The markers of what is written to a topic are in the topic with its name and this suffix."""
 TOPIC_LENGTH: Final = 249 - len(MARKERS_SUFFIX)
+MESSAGE_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
 _HEADER = Struct((SchemaField("key", Scalar.STRING), SchemaField("value", Scalar.BINARY)))
 _ADDED: Mapping[str, DataType] = {
     "key_column": Scalar.BINARY,
@@ -88,9 +89,7 @@ class KafkaSourceSpec(SourceOptions):
     protobuf_descriptors: str | None = Field(None, min_length=1, max_length=262144)
     """Descriptors of Protobuf messages in base64:
     `protoc --include_imports --descriptor_set_out=/dev/stdout order.proto | base64 -w0`."""
-    protobuf_message: str | None = Field(
-        None, max_length=256, pattern=r"^[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*$"
-    )
+    protobuf_message: str | None = Field(None, max_length=256, pattern=MESSAGE_NAME)
     """Name of the message that a Protobuf value is: `shop.Order`."""
     delimiter: str = Field(",", min_length=1, max_length=2)
     """Character between the values of a CSV row; `\\t` is a tab."""
@@ -226,11 +225,7 @@ class KafkaSourceSpec(SourceOptions):
                 what = "Protobuf values are messages of a type"
                 hint = "set protobufDescriptors and protobufMessage"
                 yield Problem(f"{path}.{self.name_of(field)}", "Missing", what, hint)
-        try:
-            base64.b64decode(self.protobuf_descriptors or "", validate=True)
-        except binascii.Error as error:
-            what, hint = f"not base64: {error}", "write it with base64 -w0"
-            yield Problem(f"{path}.protobufDescriptors", "InvalidValue", what, hint)
+        yield from check_descriptors(self.protobuf_descriptors, path)
 
     def _check_avro(self, path: str) -> Iterator[Problem]:
         if self.avro_schema is None and self.schema_registry is None:
@@ -249,3 +244,12 @@ class KafkaSourceSpec(SourceOptions):
             what = "a raw value is one STRING or BINARY"
             hint = "declare one column of such a type, and take it apart in sql"
             yield Problem(f"{path}.format", "InvalidValue", what, hint)
+
+
+def check_descriptors(descriptors: str | None, path: str) -> Iterator[Problem]:
+    """`path`: of the object that has them."""
+    try:
+        base64.b64decode(descriptors or "", validate=True)
+    except binascii.Error as error:
+        what, hint = f"not base64: {error}", "write it with base64 -w0"
+        yield Problem(f"{path}.protobufDescriptors", "InvalidValue", what, hint)

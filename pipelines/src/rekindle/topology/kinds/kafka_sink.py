@@ -13,12 +13,20 @@ from pydantic import Field
 from rekindle.errors import Problem
 from rekindle.topology.durations import Duration
 from rekindle.topology.kinds.base import SinkOptions
-from rekindle.topology.kinds.kafka import TOPIC_LENGTH
+from rekindle.topology.kinds.kafka import MESSAGE_NAME, TOPIC_LENGTH, check_descriptors
 from rekindle.topology.kinds.kafka_security import KafkaSecuritySpec, SchemaRegistrySpec
 from rekindle.topology.problems import nearest
 from rekindle.topology.schema import Scalar, Schema, is_nested, type_to_ddl
 from rekindle.topology.units import format_duration
 from rekindle.topology.written_avro import names_not_in_avro
+
+_FIELDS_OF_FORMATS = (
+    ("schema_registry", ("avro", "protobuf"), "the schema of Avro values is in a registry"),
+    ("value_column", ("raw",), "a raw value is one column"),
+    ("protobuf_descriptors", ("protobuf",), "Protobuf values are messages of a type"),
+    ("protobuf_message", ("protobuf",), "Protobuf values are messages of a type"),
+)
+"""A field, the formats that have it, of which the first one needs it, and why."""
 
 
 class KafkaSinkSpec(SinkOptions):
@@ -27,7 +35,9 @@ class KafkaSinkSpec(SinkOptions):
         "bootstrap": "bootstrapServers",
         "brokers": "bootstrapServers",
         "keys": "key",
+        "descriptors": "protobufDescriptors",
         "keyColumns": "key",
+        "message": "protobufMessage",
         "registry": "schemaRegistry",
         "value": "valueColumn",
     }
@@ -36,12 +46,17 @@ class KafkaSinkSpec(SinkOptions):
     """Brokers to begin with: `kafka-0:9092,kafka-1:9092`."""
     topic: str = Field(min_length=1, max_length=TOPIC_LENGTH, pattern=r"^[A-Za-z0-9._-]+$")
     """The topic, which has to exist."""
-    format: Literal["json", "csv", "raw", "avro"] = "json"
+    format: Literal["json", "csv", "raw", "avro", "protobuf"] = "json"
     """Format of the values: one `json` object, one row of `csv`, one `avro` record with the number
-    of its schema, or `raw`: the value of `valueColumn`."""
+    of its schema, one `protobuf` message, or `raw`: the value of `valueColumn`."""
     schema_registry: SchemaRegistrySpec | None = None
-    """With `avro`: the registry that has, or gets, the schema of the columns, for the subject
-    `<topic>-value`."""
+    """With `avro`, and perhaps with `protobuf`: the registry that has, or gets, the schema of the
+    columns, or the file of the message, for the subject `<topic>-value`."""
+    protobuf_descriptors: str | None = Field(None, min_length=1, max_length=262144)
+    """With `protobuf`: descriptors in base64:
+    `protoc --include_imports --descriptor_set_out=/dev/stdout order.proto | base64 -w0`."""
+    protobuf_message: str | None = Field(None, max_length=256, pattern=MESSAGE_NAME)
+    """With `protobuf`: the name of the message whose fields are the columns: `shop.Order`."""
     value_column: str | None = Field(None, min_length=1, max_length=256)
     """With `raw`: the STRING or BINARY column whose bytes are the values; NULL is a tombstone."""
     key: tuple[str, ...] = Field((), max_length=16)
@@ -72,17 +87,15 @@ class KafkaSinkSpec(SinkOptions):
         return 1 if self.commit_interval is None else self.commit_interval // epoch_interval
 
     def check(self, epoch_interval: int, checkpoint_interval: int, path: str) -> Iterator[Problem]:
-        for field, format, what in (
-            ("schema_registry", "avro", "the schema of Avro values is in a registry"),
-            ("value_column", "raw", "a raw value is one column"),
-        ):
+        for field, formats, what in _FIELDS_OF_FORMATS:
             name, is_given = self.name_of(field), getattr(self, field) is not None
-            if self.format == format and not is_given:
+            if self.format == formats[0] and not is_given:
                 yield Problem(f"{path}.{name}", "Missing", what, f"set {name}")
-            elif self.format != format and is_given:
-                what = f"{name} applies to {format} only"
+            elif self.format not in formats and is_given:
+                what = f"{name} applies to {' and '.join(formats)} only"
                 hint = f"leave it out: the format is {self.format}"
                 yield Problem(f"{path}.{name}", "InvalidValue", what, hint)
+        yield from check_descriptors(self.protobuf_descriptors, path)
         if self.commit_interval is None:
             return
         is_multiple = self.commit_interval % epoch_interval == 0
