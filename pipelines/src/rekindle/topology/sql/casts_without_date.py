@@ -38,9 +38,11 @@ _TAKES_TYPE = frozenset({"try_variant_get", "variant_get"})
 
 
 def time_without_date_as_null(sql: str) -> str:
-    """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP."""
+    """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP. Without a
+    comment at its end, in which text that is written after it would be."""
     tokens = tokenize(sql)
-    return _render(sql, tokens, _operands(tokens), 0, len(sql))
+    end = tokens[-1].end + 1 if tokens else len(sql)
+    return _render(sql, tokens, _operands(tokens), 0, end)
 
 
 def may_lack_date(text: exp.Expr) -> bool:
