@@ -146,11 +146,11 @@ def test_only_casts_to_timestamp_are_guarded() -> None:
 
 
 @pytest.mark.parametrize(
-    "comment", [" -- c", "-- c\n", " /* c */", "\n-- one\n-- two", " --", "\n"]
+    "comment", [" -- c", "-- c\n", " /* c */", "\n-- one\n-- two", " --", "\n", ";", " ; -- c"]
 )
 @pytest.mark.parametrize("last", ["'it''s'", "r'x'", "X'ff'", "`a b`", "(n)", "1.5D", "é", "a[0]"])
 def test_a_text_ends_where_its_last_token_does(last: str, comment: str) -> None:
-    """So nothing that is written after it becomes a part of a comment."""
+    """So text can be written after it."""
     for sql in (f"SELECT n -- first\n, {last}", f"SELECT CAST(n AS TIMESTAMP), {last}"):
         assert time_without_date_as_null(sql + comment) == time_without_date_as_null(sql)
         assert time_without_date_as_null(sql).endswith(last)

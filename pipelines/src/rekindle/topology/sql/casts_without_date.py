@@ -39,9 +39,10 @@ _TAKES_TYPE = frozenset({"try_variant_get", "variant_get"})
 
 def time_without_date_as_null(sql: str) -> str:
     """`sql` that gives NULL for strings without a date where they are cast to TIMESTAMP. Without a
-    comment at its end, in which text that is written after it would be."""
+    comment or semicolon at its end, since text is written after it."""
     tokens = tokenize(sql)
-    end = tokens[-1].end + 1 if tokens else len(sql)
+    words = [token for token in tokens if token.token_type is not TokenType.SEMICOLON]
+    end = words[-1].end + 1 if words else len(sql)
     return _render(sql, tokens, _operands(tokens), 0, end)
 
 
