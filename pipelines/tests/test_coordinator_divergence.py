@@ -1317,6 +1317,30 @@ def test_a_new_coordinator_waits_for_the_state_that_is_disputed(state: str) -> N
     assert (LEFT in containment.comparison.disputes) == (state == "t")
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_a_replica_too_many_saves_is_committed(replicas: int) -> None:
+    """`replicas` was lowered while replica 0 was lost. Replica 1 has its state, runs until replica
+    0 is Live, and is not compared any more; and replica 0, which began with a lent state, is not
+    Live before its partition has a newer entry."""
+    containment, tasks = Containment(), Membership()
+    containment.comparison.configured({LEFT: replicas})
+    pods = (Pod(s.key, s, 1, s.key, may_be_running=True, was_ready=True) for s in REPLICAS)
+    tasks.pods_listed(pods, 0.0)
+    phases = {0: TaskPhase.CATCHING_UP, 1: TaskPhase.LIVE}
+    for replica, epoch in ((0, 4), (1, 5)):
+        by = computation(replica)
+        response = response_of(by, phases[replica], {epoch: EpochDigests("-1:c", "d", "s")})
+        task = tasks.get(by.slot)
+        assert task is not None
+        tasks.answered(task, response, 0.0)
+        containment.observed(by.slot, response, tasks, None, Committer(2))
+    saved = response.checkpoints
+    found = containment.committable_entries(
+        REPLICAS[1], saved, {LEFT: list(tasks)}, lambda task: False
+    )
+    assert found == (list(saved) if replicas == 1 else [])
+
+
 def test_readers_that_are_discovered_late_compute_again() -> None:
     world = started()
     corrupt = world.tasks[REPLICAS[0]]

@@ -221,6 +221,8 @@ class Containment:
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
         kept = [d for d in done if through is None or d.epoch <= through]
+        if not self.comparison.is_compared(slot):  # one more than the partition has by now
+            return kept
         witnessed = self.comparison.witnessed_by(slot)
         others = [
             (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
