@@ -160,9 +160,7 @@ class PieceWriter:
 
     def _encode(self, epoch: EncodedEpoch) -> None:
         payload = pa.py_buffer(b"") if epoch.payload is None else epoch.payload
-        appended = append_epoch(
-            self._tail, epoch.watermark, epoch.digest, payload, idle=epoch.idle
-        )
+        appended = append_epoch(self._tail, epoch.watermark, epoch.digest, payload, idle=epoch.idle)
         for offset, data in appended.writes:
             self._data[offset : offset + len(data)] = memoryview(data)
         self._tail = appended.tail
