@@ -32,7 +32,7 @@ from rekindle.objects import ObjectInfo
 from rekindle.protocol import EntryRef
 from rekindle.streams import records
 from rekindle.streams.digest import chain_digest, chained_digest_from, digest_table
-from rekindle.streams.log_reading import EncodedEpoch
+from rekindle.streams.log_reading import EncodedEpoch, Reading, View
 from rekindle.task import log_shipper
 from rekindle.task.core.shipping import ShipLog
 from rekindle.task.log_shipper import LogEnd, ship_log
@@ -41,21 +41,25 @@ KEY = "segment-1/0"
 
 
 def output_of(epochs: int, salt: int = 0, *, from_epoch: int = 0) -> list[EncodedEpoch]:
-    """Every third epoch has no rows. `salt` changes what the epochs from `from_epoch` on have."""
+    """Every third epoch has no rows, and two of five are idle. `salt` changes what the epochs from
+    `from_epoch` on have."""
     found = []
     for epoch in range(epochs):
         value = epoch * 10 + (salt if epoch >= from_epoch else 0)
         rows = pa.table({"v": pa.array([] if epoch % 3 == 2 else [value], pa.int64())})
         payload = records.encode_rows(rows)
         encoded = payload if payload.size else None
-        found.append(EncodedEpoch(epoch, value // 20, digest_table(rows), encoded, 0))
+        idle = epoch % 5 > 2
+        found.append(EncodedEpoch(epoch, value // 20, digest_table(rows), encoded, 0, idle))
     return found
 
 
 def chain_of(output: Sequence[EncodedEpoch]) -> dict[int, str]:
     chained = {-1: chained_digest_from(-1)}
     for e in output:
-        chained[e.epoch] = chain_digest(chained[e.epoch - 1], e.epoch, e.watermark, e.digest)
+        chained[e.epoch] = chain_digest(
+            chained[e.epoch - 1], e.epoch, e.watermark, e.digest, e.idle
+        )
     return chained
 
 
@@ -87,23 +91,20 @@ class FakeStore:
         if fails:
             raise StoreError("it does not respond")
 
-    def epochs(self, path: Sequence[Piece]) -> list[tuple[int, int, str]]:
-        """Of pieces: epoch, watermark and digest of each of their epochs."""
+    def epochs(self, path: Sequence[Piece]) -> list[EncodedEpoch]:
+        """Of pieces, as a log reads them."""
         found = []
         for piece in path:
-            data = memoryview(self.objects[piece_name(KEY, piece)])
-            for record in records.forward(data):
-                changes = records.watermark_changes(data, record)
-                watermarks = records.watermarks(changes, record, record.epoch)
-                found += [
-                    (record.epoch + i, watermark, record.digest)
-                    for i, watermark in enumerate(watermarks)
-                ]
-        return found
+            data = pa.py_buffer(self.objects[piece_name(KEY, piece)])
+            reading = Reading(piece.first, 1 << 30, max_epochs=1000)
+            reading.take(View(data, 0, data.size))
+            found += reading.epochs
+        return facts(found)
 
 
-def facts(output: Sequence[EncodedEpoch]) -> list[tuple[int, int, str]]:
-    return [(e.epoch, e.watermark, e.digest) for e in output]
+def facts(output: Sequence[EncodedEpoch]) -> list[EncodedEpoch]:
+    """All that a reader gets."""
+    return [e._replace(checksum=0) for e in output]
 
 
 def test_a_name_says_what_its_object_is() -> None:

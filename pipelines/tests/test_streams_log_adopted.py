@@ -9,7 +9,8 @@ from log_parts import MemorySpill, batch, filled, open_log
 
 from rekindle.errors import LogCorrupt
 from rekindle.streams.log import OutputLog
-from rekindle.streams.log_files import ShippedFile, held_epochs
+from rekindle.streams.log_files import ShippedFile, held_epochs, refuses_shipped
+from rekindle.task.earlier_boots import held_log, is_doubted
 
 FILES = (("a", 0, 9), ("b", 10, 19))
 
@@ -93,6 +94,27 @@ def test_an_object_that_is_gone_costs_the_log_from_there_on(
     assert log.damage is not None
     log.close()
     assert held_epochs(home) == (0, 9), "a later file would make the log begin too late"
+
+
+@pytest.mark.parametrize("content", [None, b"RKL1", b"RKL9" + bytes(200)])
+def test_what_cannot_be_read_is_not_adopted_again(
+    tmp_path: Path, store: CountingSpill, content: bytes | None
+) -> None:
+    """Such as records of another release, or an object that the store does not delete: the task
+    would restart for ever."""
+    home = tmp_path / "log"
+    log = adopting(home, store)
+    assert not refuses_shipped(home)
+    if content is None:
+        del store["b"]
+    else:
+        store["b"] = content
+    with pytest.raises(LogCorrupt):
+        log.read(10, 0)
+    log.close()
+    assert refuses_shipped(home)
+    assert is_doubted(home)
+    assert held_log(home, has_no_partners=True) == (0, 9), "what can be read is the task's own"
 
 
 def test_only_an_empty_log_adopts(tmp_path: Path, store: CountingSpill) -> None:

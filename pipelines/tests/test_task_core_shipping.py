@@ -3,6 +3,7 @@ entry."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -60,6 +61,17 @@ def test_the_floor_stays_while_it_is_unknown() -> None:
     core = core_with(FAR_BEHIND)
     core.poll_accepted(poll(0, floor=10), 0.0)
     assert core.poll_accepted(poll(FAR_BEHIND, floor=None), 0.0) == []
+
+
+@pytest.mark.parametrize(("floor", "saver"), [(FAR_BEHIND, True), (-1, False)])
+def test_a_failure_is_no_problem_once_nothing_has_to_be_shipped(floor: int, saver: bool) -> None:
+    """As of a reader that catches up, so that the log is truncated while it is shipped."""
+    core = core_with(FAR_BEHIND)
+    core.poll_accepted(poll(FAR_BEHIND, floor=-1), 0.0)
+    core.failed("an epoch is no longer in the log", 1.0)
+    assert core.problem is not None
+    core.poll_accepted(poll(FAR_BEHIND, floor, saver), 2.0)
+    assert core.problem is None
 
 
 def test_a_shipment_that_failed_is_tried_again_after_a_while() -> None:

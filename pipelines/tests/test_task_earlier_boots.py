@@ -11,8 +11,9 @@ from rekindle.engine.model import State
 from rekindle.errors import DifferentResults, LogCorrupt, NotDeterministic
 from rekindle.protocol import RestorePoint
 from rekindle.streams.epochs import NO_EPOCH
+from rekindle.streams.log_files import refuse_shipped
 from rekindle.task.discard import discard_log_if_marked, mark_comparison, mark_for_discard
-from rekindle.task.earlier_boots import held_log, require_held
+from rekindle.task.earlier_boots import held_log, is_doubted, require_held
 from rekindle.task.state import TaskState
 from rekindle_testing.waiting import eventually
 
@@ -103,6 +104,13 @@ def test_a_disputed_log_is_not_reported(home: Path) -> None:
     with pytest.raises(DifferentResults):
         Boot(home, replicas=1).run()
     assert held_log(home, has_no_partners=True) is None
+
+
+def test_a_task_that_refused_what_was_shipped_has_a_log_of_its_own(home: Path) -> None:
+    refuse_shipped(home)
+    Boot(home, replicas=1).run()
+    assert is_doubted(home)
+    assert held_log(home, has_no_partners=True) == (0, 11)
 
 
 def test_a_torn_end_is_not_reported_and_not_touched(home: Path) -> None:

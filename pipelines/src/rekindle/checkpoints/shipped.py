@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from rekindle.streams.digest import chain_digest
 from rekindle.streams.log_reading import EncodedEpoch
 from rekindle.streams.tail import Tail, append_epoch
 
@@ -147,8 +146,7 @@ class PieceWriter:
         assert epoch.epoch == self._last + 1, "epochs are consecutive"
         self._encode(epoch)
         self._last = epoch.epoch
-        folded = chain_digest(self.chained, epoch.epoch, epoch.watermark, epoch.digest)
-        self.chained = known or folded
+        self.chained = known or epoch.chained_after(self.chained)
 
     def take(self) -> tuple[Piece, bytes] | None:
         """The piece of the epochs that were added since the last one; None if none were."""
@@ -162,7 +160,7 @@ class PieceWriter:
 
     def _encode(self, epoch: EncodedEpoch) -> None:
         payload = pa.py_buffer(b"") if epoch.payload is None else epoch.payload
-        appended = append_epoch(self._tail, epoch.watermark, epoch.digest, payload)
+        appended = append_epoch(self._tail, epoch.watermark, epoch.digest, payload, idle=epoch.idle)
         for offset, data in appended.writes:
             self._data[offset : offset + len(data)] = memoryview(data)
         self._tail = appended.tail

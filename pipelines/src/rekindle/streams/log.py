@@ -46,6 +46,7 @@ from rekindle.streams.log_files import (
     new_log_file,
     read_floor,
     read_outline,
+    refuse_shipped,
     write_floor,
 )
 from rekindle.streams.log_reading import MAX_READ_EPOCHS, EncodedEpoch, Reading, View
@@ -529,6 +530,9 @@ class OutputLog:
             # those after it: a log without its first files would begin at a later epoch.
             for later in files[files.index(file) :]:
                 later.path.unlink(missing_ok=True)
+        if file.adopted:  # the object may still be in the store, and would be adopted again
+            with contextlib.suppress(OSError):
+                refuse_shipped(self._directory)
         self.damage = self.damage or message
         return LogCorrupt(message)
 

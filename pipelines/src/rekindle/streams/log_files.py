@@ -138,6 +138,20 @@ def adopt_file(directory: Path, shipped: ShippedFile) -> LogFile:
     return _adopted(path, shipped)
 
 
+def refuse_shipped(directory: Path) -> None:
+    """Adopt no files for the log in this directory any more, in this pod. Raises OSError."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    _refusal_of(directory).touch()
+
+
+def refuses_shipped(directory: Path) -> bool:
+    return _refusal_of(directory).exists()
+
+
+def _refusal_of(directory: Path) -> Path:
+    return directory.with_name(f"{directory.name}.own")
+
+
 def _adopted(path: Path, shipped: ShippedFile) -> LogFile:
     file = LogFile(path, shipped.first, shipped.name, adopted=True)
     file.tail = Tail(shipped.last + 1, shipped.size)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from rekindle.streams import records
+from rekindle.streams.digest import chain_digest
 from rekindle.streams.records import Record
 
 MAX_READ_EPOCHS = 256
@@ -28,6 +29,10 @@ class EncodedEpoch(NamedTuple):
     payload: pa.Buffer | None
     checksum: int
     idle: bool = False
+
+    def chained_after(self, before: str) -> str:
+        """The chained digest after this epoch; `before`: before it."""
+        return chain_digest(before, self.epoch, self.watermark, self.digest, self.idle)
 
 
 class View:

@@ -29,7 +29,7 @@ from rekindle.errors import DifferentResults, LogCorrupt, NotDeterministic
 from rekindle.protocol import RestorePoint
 from rekindle.streams.epochs import EpochBatch, Result
 from rekindle.streams.log import OutputLog
-from rekindle.streams.log_files import held_epochs
+from rekindle.streams.log_files import held_epochs, refuses_shipped
 from rekindle.task.discard import end_comparison, is_marked, mark_comparison, must_compare
 
 _log = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class EarlierBoots:
 def held_log(directory: Path, has_no_partners: bool) -> tuple[int, int] | None:
     """First and last epoch of the log with which the task will begin, if it serves that log, and
     does not doubt it. Damage before the last file is not looked for."""
-    if not has_no_partners or is_doubted(directory):
+    if not has_no_partners or _is_own_doubted(directory):
         return None
     try:
         return held_epochs(directory)
@@ -111,18 +111,12 @@ def held_log(directory: Path, has_no_partners: bool) -> tuple[int, int] | None:
 def is_doubted(directory: Path) -> bool:
     """Whether results of earlier boots may be wrong, or the log that is in the store could not be
     used."""
-    marked = is_marked(directory) or must_compare(directory) or _refusal_of(directory).exists()
+    return _is_own_doubted(directory) or refuses_shipped(directory)
+
+
+def _is_own_doubted(directory: Path) -> bool:
+    marked = is_marked(directory) or must_compare(directory)
     return marked or (directory / _RESULTS_FILE).exists()
-
-
-def refuse_shipped(directory: Path) -> None:
-    """Do not use the log that is in the store, in this pod. Raises OSError."""
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    _refusal_of(directory).touch()
-
-
-def _refusal_of(directory: Path) -> Path:
-    return directory.with_name(f"{directory.name}.own")
 
 
 def require_held(log: OutputLog, point: RestorePoint) -> None:

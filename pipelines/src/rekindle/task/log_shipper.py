@@ -17,7 +17,7 @@ from typing import Protocol
 
 from rekindle.checkpoints.shipped import Piece, PieceWriter
 from rekindle.errors import RekindleError
-from rekindle.streams.digest import chain_digest, chained_digest_from
+from rekindle.streams.digest import chained_digest_from
 from rekindle.streams.log_reading import EncodedEpoch
 from rekindle.task.core.shipping import ShipLog, ShippingCore
 from rekindle.task.process import TaskProcess
@@ -104,7 +104,7 @@ def _is_continued(piece: Piece, request: ShipLog, log: ReadableLog) -> bool:
     while epoch < known:
         for read in log.read_encoded(epoch + 1, _READ_BYTES):
             if epoch < known:
-                chained = chain_digest(chained, read.epoch, read.watermark, read.digest)
+                chained = read.chained_after(chained)
                 epoch = read.epoch
     return chained == request.chained[known]
 

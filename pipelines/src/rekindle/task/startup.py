@@ -33,7 +33,7 @@ from rekindle.protocol import BegunWindow, RestorePoint, TaskProblem, Upstream
 from rekindle.streams.client import StreamClient
 from rekindle.streams.live_output import LiveOutput
 from rekindle.streams.log import OutputLog, fetched_bytes
-from rekindle.streams.log_files import ShippedFile
+from rekindle.streams.log_files import ShippedFile, refuse_shipped
 from rekindle.task.call_size_file import CallSizeFile
 from rekindle.task.config import TaskConfig
 from rekindle.task.core.start import (
@@ -44,7 +44,7 @@ from rekindle.task.core.start import (
     StartCall,
 )
 from rekindle.task.discard import discard_log_if_marked
-from rekindle.task.earlier_boots import EarlierBoots, continue_log, refuse_shipped, require_held
+from rekindle.task.earlier_boots import EarlierBoots, continue_log, require_held
 from rekindle.task.engine import EngineStarter
 from rekindle.task.inputs import SourceInputs
 from rekindle.task.live_inputs import LiveInputs

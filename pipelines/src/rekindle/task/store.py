@@ -134,15 +134,18 @@ class TaskStore:
 
     def get(self, name: str) -> bytes:
         """The content of a spilled or shipped log file. Raises ObjectMissing if it does not exist
-        any more, StoreError. A shipped one that is not what its name says is deleted, so that no
-        other task counts on it."""
+        any more, StoreError. A shipped one that is not what its name says is deleted, if that is
+        possible, so that no other task counts on it."""
         store = self._open_store()
         data = store.read(name)
         if parse_piece_name(name) is None or is_content_of(name, data):
             return data
         if is_content_of(name, again := store.read(name)):
             return again
-        store.delete(name)
+        try:
+            store.delete(name)
+        except StoreError as error:
+            raise ObjectMissing(f"{store.url}: {name} is damaged ({error})") from error
         raise ObjectMissing(f"{store.url}: {name} was damaged, and is deleted")
 
     def pieces(self) -> list[Piece]:

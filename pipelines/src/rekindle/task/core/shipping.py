@@ -49,12 +49,12 @@ class ShipLog:
 
 
 class ShippingCore:
-    """Of one task. `problem`: why the newest shipment failed; None after a success."""
+    """Of one task."""
 
     def __init__(self, interval_epochs: int, left_out_intervals: int = 0) -> None:
         """`left_out_intervals`: so many checkpoint epochs in a row may be left out in normal
         operation (`replayTarget`)."""
-        self.problem: str | None = None
+        self._failure = ""  # of the newest shipment; empty after a success
         self._interval_epochs = interval_epochs
         self._far_behind = (FAR_BEHIND_INTERVALS + left_out_intervals) * interval_epochs
         self._known: dict[int, str] = {}
@@ -65,6 +65,13 @@ class ShippingCore:
         self._shipping: ShipLog | None = None
         self._failures = 0  # in a row
         self._retry_at = -math.inf
+
+    @property
+    def problem(self) -> str | None:
+        """Why the newest shipment failed, while the task has to ship its log."""
+        if not self._failure or not self._is_saver or not self._is_needed():
+            return None
+        return f"the output log cannot be shipped to the checkpoint store: {self._failure}"
 
     @property
     def wake_at(self) -> float | None:
@@ -99,14 +106,14 @@ class ShippingCore:
     def shipped(self, through: int, now: float) -> list[ShipLog]:
         """All pieces through an epoch are in the store."""
         self._shipping, self._shipped = None, through
-        self._failures, self.problem = 0, None
+        self._failures, self._failure = 0, ""
         return self._next(now)
 
     def failed(self, message: str, now: float) -> list[ShipLog]:
         self._shipping = None
         self._failures += 1
         self._retry_at = now + _BACKOFF.wait_s(self._failures)
-        self.problem = f"the output log cannot be shipped to the checkpoint store: {message}"
+        self._failure = message
         return []
 
     def woken(self, now: float) -> list[ShipLog]:
