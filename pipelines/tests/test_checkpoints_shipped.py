@@ -41,21 +41,23 @@ KEY = "segment-1/0"
 
 
 def output_of(epochs: int, salt: int = 0, *, from_epoch: int = 0) -> list[EncodedEpoch]:
-    """Every third epoch has no rows. `salt` changes what the epochs from `from_epoch` on have."""
+    """Every third epoch has no rows, and some are idle. `salt` changes what the epochs from `from_epoch` on have."""
     found = []
     for epoch in range(epochs):
         value = epoch * 10 + (salt if epoch >= from_epoch else 0)
         rows = pa.table({"v": pa.array([] if epoch % 3 == 2 else [value], pa.int64())})
         payload = records.encode_rows(rows)
         encoded = payload if payload.size else None
-        found.append(EncodedEpoch(epoch, value // 20, digest_table(rows), encoded, 0))
+        idle = epoch % 5 > 2
+        found.append(EncodedEpoch(epoch, value // 20, digest_table(rows), encoded, 0, idle))
     return found
 
 
 def chain_of(output: Sequence[EncodedEpoch]) -> dict[int, str]:
     chained = {-1: chained_digest_from(-1)}
     for e in output:
-        chained[e.epoch] = chain_digest(chained[e.epoch - 1], e.epoch, e.watermark, e.digest)
+        before = chained[e.epoch - 1]
+        chained[e.epoch] = chain_digest(before, e.epoch, e.watermark, e.digest, e.idle)
     return chained
 
 
@@ -87,8 +89,9 @@ class FakeStore:
         if fails:
             raise StoreError("it does not respond")
 
-    def epochs(self, path: Sequence[Piece]) -> list[tuple[int, int, str]]:
-        """Of pieces: epoch, watermark and digest of each of their epochs."""
+    def epochs(self, path: Sequence[Piece]) -> list[tuple[int, int, str, bool]]:
+        """Of pieces: epoch, watermark and digest of each of their epochs, and whether it is
+        idle."""
         found = []
         for piece in path:
             data = memoryview(self.objects[piece_name(KEY, piece)])
@@ -96,14 +99,14 @@ class FakeStore:
                 changes = records.watermark_changes(data, record)
                 watermarks = records.watermarks(changes, record, record.epoch)
                 found += [
-                    (record.epoch + i, watermark, record.digest)
+                    (record.epoch + i, watermark, record.digest, record.idle)
                     for i, watermark in enumerate(watermarks)
                 ]
         return found
 
 
-def facts(output: Sequence[EncodedEpoch]) -> list[tuple[int, int, str]]:
-    return [(e.epoch, e.watermark, e.digest) for e in output]
+def facts(output: Sequence[EncodedEpoch]) -> list[tuple[int, int, str, bool]]:
+    return [(e.epoch, e.watermark, e.digest, e.idle) for e in output]
 
 
 def test_a_name_says_what_its_object_is() -> None:
