@@ -147,9 +147,7 @@ class PieceWriter:
         assert epoch.epoch == self._last + 1, "epochs are consecutive"
         self._encode(epoch)
         self._last = epoch.epoch
-        folded = chain_digest(
-            self.chained, epoch.epoch, epoch.watermark, epoch.digest, epoch.idle
-        )
+        folded = chain_digest(self.chained, epoch.epoch, epoch.watermark, epoch.digest, epoch.idle)
         self.chained = known or folded
 
     def take(self) -> tuple[Piece, bytes] | None:
@@ -164,9 +162,7 @@ class PieceWriter:
 
     def _encode(self, epoch: EncodedEpoch) -> None:
         payload = pa.py_buffer(b"") if epoch.payload is None else epoch.payload
-        appended = append_epoch(
-            self._tail, epoch.watermark, epoch.digest, payload, idle=epoch.idle
-        )
+        appended = append_epoch(self._tail, epoch.watermark, epoch.digest, payload, idle=epoch.idle)
         for offset, data in appended.writes:
             self._data[offset : offset + len(data)] = memoryview(data)
         self._tail = appended.tail

@@ -104,9 +104,7 @@ def _is_continued(piece: Piece, request: ShipLog, log: ReadableLog) -> bool:
     while epoch < known:
         for read in log.read_encoded(epoch + 1, _READ_BYTES):
             if epoch < known:
-                chained = chain_digest(
-                    chained, read.epoch, read.watermark, read.digest, read.idle
-                )
+                chained = chain_digest(chained, read.epoch, read.watermark, read.digest, read.idle)
                 epoch = read.epoch
     return chained == request.chained[known]
 
