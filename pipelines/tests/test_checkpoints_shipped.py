@@ -41,7 +41,8 @@ KEY = "segment-1/0"
 
 
 def output_of(epochs: int, salt: int = 0, *, from_epoch: int = 0) -> list[EncodedEpoch]:
-    """Every third epoch has no rows, and some are idle. `salt` changes what the epochs from `from_epoch` on have."""
+    """Every third epoch has no rows, and some are idle. `salt` changes what the epochs from
+    `from_epoch` on have."""
     found = []
     for epoch in range(epochs):
         value = epoch * 10 + (salt if epoch >= from_epoch else 0)
