@@ -93,6 +93,24 @@ def test_a_partition_waits_for_a_slower_one(monkeypatch: pytest.MonkeyPatch) -> 
     assert [message.offset() for message in found[1].messages] == list(range(100, 2000))
 
 
+class RepeatingConsumer(FakeConsumer):
+    """Gives the last two records of each call again."""
+
+    def consume(self, most: int, timeout_s: float) -> list[FakeMessage]:
+        found = super().consume(most, timeout_s)
+        for partition in self._positions:
+            self._positions[partition] -= 2
+        return found
+
+
+def test_a_record_that_is_given_twice_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_client, "Consumer", lambda _: RepeatingConsumer({0: 5}, 100))
+    reader = TopicClient("127.0.0.1:1", "clicks")
+    for start, end in ((0, 7), (7, 12)):
+        found = reader.read({0: (start, end)})[0]
+        assert [message.offset() for message in found.messages] == list(range(start, end))
+
+
 class FakeRecord(FakeMessage):
     def value(self) -> bytes:
         return b"{}"

@@ -216,6 +216,7 @@ def test_messages_that_columns_cannot_fill_are_refused() -> None:
         ("u BIGINT", -1, r"column u does not fit field p\.Row\.u"),
         ("e STRING", "GREEN", "column e: 'GREEN' is not among RED, BLUE"),
         ("e STRING", "99999999999", "column e does not fit"),
+        ("e STRING", "9" * 5000, "column e: '9+' is not among RED, BLUE"),
     ],
 )
 def test_values_that_do_not_fit_name_the_column(ddl: str, row: Any, problem: str) -> None:

@@ -33,7 +33,7 @@ from rekindle.task.core.shipping import ShipLog, ShippingCore
 from rekindle.task.log_shipper import LogEnd, ship_log
 from rekindle.topology.model import Partition
 from rekindle_testing.simulation.network import STORE
-from rekindle_testing.simulation.values import watermark_of
+from rekindle_testing.simulation.values import is_idle, watermark_of
 
 if TYPE_CHECKING:
     from rekindle_testing.simulation.store_and_sinks import SimulatedStore
@@ -72,7 +72,7 @@ class LogCopy:
             raise BelowFloor(f"epoch {from_epoch} is not there")
         epochs = range(from_epoch, from_epoch + _READ_EPOCHS)
         return [
-            EncodedEpoch(epoch, watermark_of(value), value, None, 0)
+            EncodedEpoch(epoch, watermark_of(value), value, None, 0, is_idle(value))
             for epoch in epochs
             if (value := self.values.get(epoch)) is not None
         ]

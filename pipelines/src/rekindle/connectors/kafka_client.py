@@ -376,7 +376,8 @@ class TopicClient:
         if held is None or partition is None or offset is None:
             return  # it was assigned before
         if error is None:
-            held.add(offset, message)
+            if offset >= held.next:  # else it was given before, as when the leader changes
+                held.add(offset, message)
         elif error.code() == _END:
             held.next = max(offset, held.next)
         else:

@@ -33,6 +33,8 @@ from rekindle.topology.problems import nearest
 _Values = Callable[[pa.Array], list[Any]]
 """The values of a field as the library takes them; None: it is not there. Raises
 UnencodableValue."""
+_MOST_DIGITS = 20
+"""Of the text of a number; the library itself refuses those that are out of range."""
 _WHOLE, _DOUBLE, _FLOAT, _BOOL, _STRING = (1, 2, 3, 4), 5, 6, 7, 9  # `cpp_type` of fields
 
 
@@ -209,7 +211,7 @@ def _enum(array: pa.Array, numbers: dict[str, int], path: str) -> list[Any]:
     def number(text: str) -> int:
         if (found := numbers.get(text)) is not None:
             return found
-        if text.removeprefix("-").isdecimal() and text.isascii():
+        if text.removeprefix("-").isdecimal() and text.isascii() and len(text) <= _MOST_DIGITS:
             return int(text)  # of a newer version of the enum: as it is read
         raise UnencodableValue(f"column {path}: {text!r} is not among {', '.join(numbers)}")
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import metadata
 
-ENGINE = 6
+ENGINE = 7
 """Incremented when the same input and state may give other bits than in the previous release."""
 STATE_FORMAT = 4
 """Incremented when the meaning of a column of saved state changes, but not its name, and when
