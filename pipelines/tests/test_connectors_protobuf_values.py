@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rekindle.arrow_types import arrow_schema
+from rekindle.connectors.protobuf_messages import find_message
 from rekindle.connectors.protobuf_values import ProtobufValues
 from rekindle.connectors.record_values import Decoded, ValueDecoder
 from rekindle.errors import SchemaMismatch
+from rekindle.topology.kinds.kafka import check_descriptors
 from rekindle.topology.sql.ddl import ddl_to_schema
 
 T = descriptor_pb2.FieldDescriptorProto
@@ -227,3 +229,11 @@ def test_few_values_are_messages_at_the_same_time(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("rekindle.connectors.protobuf_values._BLOCK_BYTES", len(value))
     most_memory(1)
     assert most_memory(16) < 2 * most_memory(1)
+
+
+@pytest.mark.parametrize("text", ["a", "\ufeff", "é", "====", "a b"])
+def test_descriptors_that_are_no_base64_name_their_field(text: str) -> None:
+    (problem,) = check_descriptors(text, "spec.sources[0].kafka")
+    assert problem.path == "spec.sources[0].kafka.protobufDescriptors"
+    with pytest.raises(SchemaMismatch, match="not a FileDescriptorSet"):
+        find_message(text, "m.M")

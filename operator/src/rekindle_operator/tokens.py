@@ -12,7 +12,6 @@ Design: docs/design/fencing.md#identity.
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import re
 import secrets
@@ -55,7 +54,7 @@ def decoded(data: Mapping[str, Any] | None) -> dict[str, str]:
     for key, value in (data or {}).items():
         try:
             text = base64.b64decode(value, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError, TypeError):
+        except (ValueError, TypeError):
             continue
         if _USABLE.fullmatch(text):
             found[key] = text

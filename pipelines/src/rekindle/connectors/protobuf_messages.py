@@ -6,7 +6,6 @@ Design: docs/decisions/0062-formats-of-kafka-values.md.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ def find_message(descriptors: str, message: str) -> Any:
     try:
         data = base64.b64decode(descriptors, validate=True)
         files = descriptor_pb2.FileDescriptorSet.FromString(data).file
-    except (binascii.Error, DecodeError) as error:
+    except (ValueError, DecodeError) as error:
         raise SchemaMismatch(f"protobufDescriptors: not a FileDescriptorSet: {error}") from error
     pool = descriptor_pool.DescriptorPool()
     try:

@@ -6,7 +6,6 @@ Design: docs/decisions/0058-planned-cuts.md.
 from __future__ import annotations
 
 import base64
-import binascii
 import datetime as dt
 import re
 from collections.abc import Iterator, Mapping
@@ -250,6 +249,6 @@ def check_descriptors(descriptors: str | None, path: str) -> Iterator[Problem]:
     """`path`: of the object that has them."""
     try:
         base64.b64decode(descriptors or "", validate=True)
-    except binascii.Error as error:
+    except ValueError as error:
         what, hint = f"not base64: {error}", "write it with base64 -w0"
         yield Problem(f"{path}.protobufDescriptors", "InvalidValue", what, hint)
