@@ -234,7 +234,7 @@ class TestNodes:
         _mark_and_wait(run, 20, f"{node} freezes")
         run.cluster.nodes[node].thaw()
         run.observer.add_event("joined", f"{node} wakes")
-        run.wait_sinks_advance(timeout_s=120)
+        run.wait_sinks_advance()
         run.wait_redundant()
         run.verify(reference)
 
@@ -246,7 +246,7 @@ class TestNodes:
         _mark_and_wait(run, 15, f"the network of {node} is partitioned")
         run.cluster.nodes[node].heal_network()
         run.observer.add_event("joined", f"{node} is back")
-        run.wait_sinks_advance(timeout_s=120)
+        run.wait_sinks_advance()
         run.wait_redundant()
         run.verify(reference)
 
@@ -258,7 +258,7 @@ class TestNodes:
         run.observer.add_event("lost", ", ".join(victims))
         for _ in victims:
             run.cluster.add_node()
-        run.wait_sinks_advance(timeout_s=180)
+        run.wait_sinks_advance()
         run.wait_redundant()
         run.verify(reference)
 
@@ -309,7 +309,7 @@ class TestEdits:
         wait_for("no tasks while suspended", lambda: not run.cluster.tasks(run.name), 90)
         run.resource["spec"]["suspend"] = False
         run.cluster.apply(run.resource)
-        run.wait_sinks_advance(timeout_s=180)
+        run.wait_sinks_advance()
         run.verify(reference)
 
 

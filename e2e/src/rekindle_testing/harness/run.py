@@ -61,13 +61,13 @@ class TopologyRun:
     def wait_live(self, timeout_s: float = START_S) -> None:
         wait_for(f"{self.name}: all queries Live", self._all_live, timeout_s, every_s=0.25)
 
-    def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = 90) -> None:
+    def wait_sinks_advance(self, epochs: int = 3, timeout_s: float = START_S) -> None:
         """Until every sink is `epochs` further than now, and every query is Live."""
         now = self.observer.stable_epochs()
         goal = {q: now.get(q, -1) + epochs for q in self.queries()}
         self._wait_reached(goal, timeout_s)
 
-    def wait_sinks_reach(self, epoch: int, timeout_s: float = 90) -> None:
+    def wait_sinks_reach(self, epoch: int, timeout_s: float = START_S) -> None:
         """Until every sink has written all rows through `epoch`, and every query is Live."""
         self._wait_reached(dict.fromkeys(self.queries(), epoch), timeout_s)
 
