@@ -117,8 +117,8 @@ def find_shipped(store: PieceStore) -> list[Piece]:
     def find() -> None:
         try:
             found.put(store.pieces())
-        except Exception as error:
-            _log.warning("whether the output log is in the store is not known: %s", error)
+        except Exception as error:  # a new topology's store does not exist yet
+            _log.info("whether the output log is in the store is not known: %s", error)
             found.put(())
 
     threading.Thread(target=find, name="log-shipper", daemon=True).start()
