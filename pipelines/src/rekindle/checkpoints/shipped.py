@@ -3,10 +3,10 @@ pod can use, and where a task that ships its log goes on. Pure.
 
 The log is shipped in *pieces*: consecutive epochs each, a log file of its own. The name of a piece
 has all that is known of it before it is read: its epochs, its size, the digest of its bytes, and
-the chained digests of the output before and after it. So pieces that follow
-one another are found by their names, and a sequence of them is trusted only if it ends with the
-chained digest of the committed entry from which a task restores: what a diverged replica has
-shipped, or the same segment before an edit, is not used.
+the chained digests of the output before and after it. So pieces that follow one another are found
+by their names, and a sequence of them is trusted only if it ends with the chained digest of the
+committed entry from which a task restores: what a diverged replica has shipped, or the same segment
+before an edit, is not used.
 
 Design: docs/design/checkpoints.md#output-logs.
 """

@@ -5,7 +5,8 @@ than that key, and a partition in which a key has more than half of the rows kee
 them, into however many it is divided.
 
 Blocks of epochs are judged, by a sample of the rows of each epoch: what is found is a function of
-the rows by epoch, so replicas find the same, and a replay does, too. In a sample of 64 rows a key
+the rows by epoch, so replicas that have read the same blocks find the same; one that has begun
+later may not have found a key yet that is below half by now. In a sample of 64 rows a key
 that half of the rows have is once in 10,000 epochs less than a quarter; keys below a quarter of an
 epoch's sample do not count in it, so few have to be remembered, and what is found is rather too
 little than too much.
@@ -42,7 +43,6 @@ class HotKey:
     values: tuple[str, ...]
     share: float
     block: int
-    has_null: bool = False
 
 
 @dataclass(slots=True)
@@ -108,8 +108,7 @@ class KeyShares:
         if share <= hot_share or self._rows < many:
             return None
         row = [self._keys[of_key].column(name)[0] for name in self.key_by]
-        has_null = any(not value.is_valid for value in row)
-        return HotKey(of_key, tuple(map(_shown, row)), share, block, has_null)
+        return HotKey(of_key, tuple(map(_shown, row)), share, block)
 
 
 def _groups(rows: pa.Table) -> npt.NDArray[np.int64]:

@@ -41,7 +41,7 @@ class HotKeys:
 
     def text(self, epoch: int) -> str:
         """What is hot and what to do; empty if nothing is. `epoch`: the newest that is processed.
-        Replicas have the same text for the same epoch."""
+        Replicas that have read the same blocks have the same text."""
         found = (
             _text(entry.name, shares.key_by, kind, hot)
             for _, entry, kind, shares in self._inputs
@@ -60,8 +60,7 @@ class HotKeys:
 def _text(name: str, key_by: Sequence[str], kind: OperatorKind, hot: HotKey) -> str:
     percent = _STEP_PERCENT * round(100 * hot.share / _STEP_PERCENT)
     key = ", ".join(f"{c} = {v}" for c, v in zip(key_by, hot.values, strict=True))
-    without = ", or leave rows with NULL out before it" if hot.has_null else ""
     return (
         f"about {percent} % of its rows of {name} in {BLOCK_EPOCHS} epochs have one key, "
-        f"{key}; more partitions do not divide them: {kind.hint_for_hot_key()}{without}"
+        f"{key}; more partitions do not divide them: {kind.hint_for_hot_key()}"
     )

@@ -55,7 +55,6 @@ class ShippingCore:
         """`left_out_intervals`: so many checkpoint epochs in a row may be left out in normal
         operation (`replayTarget`)."""
         self._failure = ""  # of the newest shipment; empty after a success
-        self._interval_epochs = interval_epochs
         self._far_behind = (FAR_BEHIND_INTERVALS + left_out_intervals) * interval_epochs
         self._known: dict[int, str] = {}
         self._floor = NO_EPOCH

@@ -74,8 +74,7 @@ class JoinOperatorKind(OperatorKind):
     not_in_id = (JoinSpec.name_of("when_missing"),)
 
     def hint_for_hot_key(self) -> str:
-        one = "" if self.spec.type in ("Semi", "Anti") else ", or type: Semi if one match is enough"
-        return f"write more equalities into on, a shorter within{one}"
+        return "write more equalities into on, or a shorter within"
 
     @property
     def blocks(self) -> bool:
