@@ -113,6 +113,14 @@ def test_variables_come_from_all_sources(node: ProcessNode, objects: Pods) -> No
     assert lines[-1].split() == [ip, "variables"]
 
 
+def test_the_control_plane_has_processors_first(node: ProcessNode, pods: Pods) -> None:
+    pods.create("yields", on(node, "nice; cat /proc/self/autogroup || true"))
+    nice, *group = output(pods, "yields").splitlines()
+    assert nice == "10"
+    if Path("/proc/self/autogroup").exists():
+        assert group[0].endswith("nice 10")
+
+
 def test_pods_have_their_own_addresses_in_the_nodes_range(node: ProcessNode, pods: Pods) -> None:
     for name in ("one", "two"):
         pods.create(name, on(node, "sleep 600"))
