@@ -174,10 +174,11 @@ class LoopCore:
         sizes: CallSizes,
         *,
         takes_again: bool = False,
+        may_be_tentative: bool = False,
     ) -> None:
         """`takes_again`: epochs that were taken but did not fit into the call are not kept for the
         next one, since a tentative epoch may come before them; they are taken again."""
-        self._takes_again = takes_again
+        self._takes_again, self._may_be_tentative = takes_again, may_be_tentative
         self._tentative: tuple[int, int] | None = None  # attempt and epoch, if such is in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
@@ -209,11 +210,14 @@ class LoopCore:
 
     def _take(self) -> list[LoopEffect]:
         """Up to the last checkpoint epoch that fits. A task that is behind takes many intervals at
-        once and saves the last one: the price of a call hardly depends on its epochs."""
+        once and saves the last one: the price of a call hardly depends on its epochs. One that may
+        be tentative takes one, since no tentative epoch is processed during a call."""
         self._enter(LoopPhase.TAKING)
         interval, bounds = self._checkpoint_interval_epochs, self._sizes.bounds
         first = interval - (self.state.epoch + 1) % interval
         further = max(0, bounds.max_epochs - first) // interval * interval
+        if self._may_be_tentative:
+            further = 0
         return [TakeEpochs(bounds.with_max_epochs(first + further))]
 
     def epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
