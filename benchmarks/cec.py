@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from engine_parts import MINUTE_US, BenchTask, topology
+from engine_parts import MINUTE_US, BenchTask, cpu_s, topology
 from log_cost import NoLog
 
 from rekindle.engine.memory import plan_memory
@@ -78,6 +78,8 @@ MIN_RUN_ROWS = 500_000
 Q = (1, 2, 4, 8)
 U = (125_000, 250_000, 500_000, 1_000_000)
 CP_EPOCHS = (1, 2, 5, 10)
+LOADS = 3
+"""Of each checkpoint; the median counts."""
 MB, KIB = 1e6, 1024
 
 
@@ -157,6 +159,7 @@ def measure_throughput(query: Query, window_rows: int, scale: float) -> Iterator
     }
     orders = list(permutations(tasks))
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    cpu: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(warm_up + turns):
         first = FIRST_EPOCH + turn * INTERVAL_EPOCHS
         epochs = [
@@ -166,7 +169,7 @@ def measure_throughput(query: Query, window_rows: int, scale: float) -> Iterator
         for name in orders[turn % len(orders)]:
             task = tasks[name]
             task.offer(epochs)
-            began = time.perf_counter()
+            began, cpu_before = time.perf_counter(), cpu_s()
             while task.epoch < epochs[-1].epoch:
                 task.run_next()
             task.wait_saved()
@@ -174,6 +177,7 @@ def measure_throughput(query: Query, window_rows: int, scale: float) -> Iterator
             task.commit_saved_checkpoint()
             if turn >= warm_up:
                 seconds[name].append(took_s)
+                cpu[name].append(cpu_s() - cpu_before)
     for name, task in tasks.items():
         task.stop()
         rows_s = INTERVAL_EPOCHS * rows / statistics.median(seconds[name])
@@ -182,6 +186,7 @@ def measure_throughput(query: Query, window_rows: int, scale: float) -> Iterator
         ratios = [a / b for a, b in zip(seconds[NONE], seconds[name], strict=True)]
         low, ratio, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
         values |= {"of none": round(ratio, 3), "from": round(low, 3), "to": round(high, 3)}
+        values["CPU by none"] = round(sum(cpu[name]) / sum(cpu[NONE]), 3)
         target = None if name is NONE else MIN_THROUGHPUT
         met = None if target is None else ratio >= target
         what = f"Fig. 5, windows of {window_rows:,} rows: {name}"
@@ -210,8 +215,10 @@ class Run:
     loaded_rows: int = 0
     read_bytes: int = 0
     load_s: float = 0.0
+    load_cpu_s: float = 0.0
     replayed_rows: int = 0
     replay_s: float = 0.0
+    replay_cpu_s: float = 0.0
 
     def recovery(self) -> Measurement:
         values = {
@@ -221,9 +228,11 @@ class Run:
             "rows loaded": self.loaded_rows,
             "MB read": round(self.read_bytes / MB, 2),
             "load s": round(self.load_s, 3),
+            "CPU s": round(self.load_cpu_s, 3),
             "rows replayed": self.replayed_rows,
             "MB replayed": round(self.replayed_rows * ROW_BYTES / MB, 1),
             "replay s": round(self.replay_s, 2),
+            "its CPU s": round(self.replay_cpu_s, 2),
         }
         return Measurement(self.case.name, values, MAX_LOAD_S, self.load_s <= MAX_LOAD_S)
 
@@ -243,8 +252,8 @@ class Run:
         values = {
             "bytes a changed row": round(sum(self.saved_bytes) / self.changed_rows, 1),
             "longest epoch ms": _most(self.checkpoint_ms + self.other_ms),
-            "load s": round(self.load_s, 3),
-            "replay s": round(self.replay_s, 2),
+            "load CPU s": round(self.load_cpu_s, 3),
+            "replay CPU s": round(self.replay_cpu_s, 2),
         }
         name = f"{self.case.distribution} keys, every {self.case.interval_epochs} epochs"
         return Measurement(name, values)
@@ -276,7 +285,7 @@ class Recoveries:
         (self._filled,) = task.commit_saved_checkpoint()
         task.stop()
         self.open_windows = int(np.count_nonzero(counts % WINDOW_ROWS))
-        self._live(query.task(NEVER, begin=self._filled), Run(Case("warm-up", NEVER)))
+        self.run(Case("warm-up", NEVER))
 
     def run(self, case: Case) -> Run:
         run = Run(case)
@@ -288,11 +297,12 @@ class Recoveries:
         return run
 
     def _live(self, task: BenchTask, run: Run) -> EntryRef | None:
-        """Until the epoch before a checkpoint's, but at least `_min_epochs`. Returns the newest
-        checkpoint."""
+        """Until the epoch before a checkpoint's, but at least `_min_epochs`, and one checkpoint.
+        Returns the newest one."""
         interval, saved = run.case.interval_epochs, list[EntryRef]()
-        enough = self._filled.epoch + self._min_epochs
-        while task.epoch < enough or (interval < NEVER and (task.epoch + 2) % interval):
+        has_checkpoints = interval != NEVER
+        enough = max(self._min_epochs, interval if has_checkpoints else 0) + self._filled.epoch
+        while task.epoch < enough or (has_checkpoints and (task.epoch + 2) % interval):
             number = task.epoch + 1
             epoch = self._epoch(number, run.case)
             run.changed_rows += len(np.unique(keys_of(epoch)))
@@ -309,21 +319,22 @@ class Recoveries:
         return saved[-1] if saved else None
 
     def _recover(self, lost: BenchTask, saved: EntryRef, run: Run) -> None:
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
+        times, cpu = [], []
+        for _ in range(LOADS):
+            began, cpu_began = time.perf_counter(), time.process_time()
             state = lost.restore(saved)
             times.append(time.perf_counter() - began)
-        run.load_s = statistics.median(times)
+            cpu.append(time.process_time() - cpu_began)
+        run.load_s, run.load_cpu_s = statistics.median(times), statistics.median(cpu)
         (loaded,) = state.operators.operators.values()
         run.loaded_rows, run.read_bytes = loaded.rows, lost.stored_bytes(saved)
         epochs = [self._epoch(n, run.case) for n in range(saved.epoch + 1, lost.epoch + 1)]
         task = self._query.task(NEVER, max_epochs=64, begin=saved)
         task.offer(epochs)
-        began = time.perf_counter()
+        began, cpu_before = time.perf_counter(), cpu_s()
         while task.epoch < lost.epoch:
             task.run_next()
-        run.replay_s = time.perf_counter() - began
+        run.replay_s, run.replay_cpu_s = time.perf_counter() - began, cpu_s() - cpu_before
         run.replayed_rows = sum(epoch.num_rows for epoch in epochs)
         digests = [
             [operator.digest for operator in each.state.operators.values()] for each in (task, lost)

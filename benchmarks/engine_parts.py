@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import yaml
 
@@ -155,6 +156,13 @@ class InMemoryInputs:
 
     def take(self, bounds: CallBounds, timeout_s: float) -> list[EpochInput]:
         return take_ready(self._epochs, bounds.with_max_epochs(self._max_epochs))
+
+
+def cpu_s() -> float:
+    """Seconds of CPU of this process and its JVM until now."""
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    times = [process.cpu_times() for process in processes]
+    return sum(each.user + each.system for each in times)
 
 
 def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> TaskConfig:
