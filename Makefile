@@ -107,7 +107,7 @@ bench-dpc: tools  ## DPC's experiments, with tables and pictures under build/ben
 	cd benchmarks && ../$(PY) -m dpc $(ARGS)
 
 bench-cec: tools   ## CEC's experiments with one task, with tables under build/bench: ARGS="--scale 0.1 --cores 2"
-	$(PY) benchmarks/cec.py $(ARGS)
+	cd benchmarks && ../$(PY) -m cec $(ARGS)
 
 nexmark: tools    ## queries of Nexmark over generated auctions and bids, compared with DuckDB: EVENTS=100000
 	rm -rf build/nexmark
