@@ -95,8 +95,9 @@ bench-kafka: tools ## Kafka under kill -9, latency from topic to topic, a long r
 bench-recovery: setup ## the experiments of progressive recovery in simulated time, with tables and pictures under build/bench
 	cd benchmarks && ../$(PY) -m progressive $(ARGS)
 
-bench-recovery-real: tools ## of these, a small one on ten process nodes, beside the model: ARGS="--modes Progressive"
+bench-recovery-real: tools ## of these, a small one on ten process nodes, beside the model; nodes that join: ARGS="--modes Progressive"
 	cd benchmarks && ../$(PY) -m progressive.real $(ARGS)
+	cd benchmarks && ../$(PY) -m progressive.ready
 
 bench-flux: tools ## replicas killed and rebuilt, throughput meanwhile, state moved: KILLS=30 MEGABYTES="10 100 1000"
 	$(PY) benchmarks/replica_kills.py --kills $(or $(KILLS),30)

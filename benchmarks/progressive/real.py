@@ -17,7 +17,8 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from random import Random
 from statistics import fmean
 from typing import Any
@@ -90,6 +91,19 @@ def main() -> None:
     args = parser.parse_args()
     planned = [at_s / args.times_faster for at_s in arrivals(Random(args.seed))[:LOST]]
     rows: list[Measurement] = []
+    with single_task_nodes(topology_resource(), LOST + 1) as (cluster, run):
+        for mode in args.modes:
+            _set_mode(cluster, mode)
+            rows += _recover(cluster, run, mode, planned)
+            report("progressive_real", [*rows, load_average()])
+
+
+@contextmanager
+def single_task_nodes(
+    resource: dict[str, Any], count: int
+) -> Iterator[tuple[EmbeddedCluster, TopologyRun]]:
+    """The topology on so many nodes with room for one task each; operator and coordinator are on
+    two more, which are too small for one."""
     with (
         temporary_run_directory("bench") as directory,
         EmbeddedCluster(directory, nodes=1, on_progress=print) as cluster,
@@ -99,14 +113,11 @@ def main() -> None:
             cluster.add_node(TOO_SMALL)
         cluster.create_claim("rekindle")
         cluster.install()
-        with TopologyRun(cluster, topology_resource()) as run:
+        with TopologyRun(cluster, resource) as run:
             wait_for("the coordinator's node", lambda: _is_placed(run), 120)
-            for _ in range(LOST + 1):
+            for _ in range(count):
                 cluster.add_node(ONE_TASK)
-            for mode in args.modes:
-                _set_mode(cluster, mode)
-                rows += _recover(cluster, run, mode, planned)
-                report("progressive_real", [*rows, load_average()])
+            yield cluster, run
 
 
 def _is_placed(run: TopologyRun) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rekindle_testing.embedded.priority import BACKGROUND_NICE, lower_priority
 from rekindle_testing.embedded.processes import ChildProcesses, ProcessError, choose_ports
 from rekindle_testing.waiting import eventually
 
@@ -52,6 +53,16 @@ def test_a_paused_child_does_not_run_and_can_be_stopped(tmp_path: Path) -> None:
             assert psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
         children.stop(child, grace_s=10)
         assert child.exit_code == -15
+
+
+def test_a_child_in_the_background_yields_as_a_session(tmp_path: Path) -> None:
+    with ChildProcesses(tmp_path) as children:
+        child = children.start("sleeper", ["sleep", "60"])
+        lower_priority(BACKGROUND_NICE, child.pid)
+        assert psutil.Process(child.pid).nice() == BACKGROUND_NICE
+        group = Path(f"/proc/{child.pid}/autogroup")
+        if group.exists():
+            assert group.read_text().endswith(f"nice {BACKGROUND_NICE}\n")
 
 
 def test_a_missing_program_is_a_process_error(tmp_path: Path) -> None:

@@ -234,6 +234,28 @@ class TestWatermark:
         assert isinstance(request, CreateRecord)
         assert (request.record.last, request.record.idle) == (9, ("0",))
 
+    def test_epochs_without_a_response_of_the_source_are_not_quiet(self) -> None:
+        cuts = reader(rule=self.RULE)
+        propose(cuts, {"0": 12, "1": 4}, {"0": 200}, through=3)
+        cuts.created(True, sent_at=1.0, now=1.0)
+        cuts.next_request(9)
+        cuts.failed()  # away until epoch 30; then whoever writes first does not close the windows
+        cuts.record_read(None, now=1.0)
+        record = propose(cuts, {"0": 20, "1": 4}, {"0": 900}, through=30)
+        assert (record.last, record.quiet, record.idle) == (30, {"1": 1}, ())
+        cuts.created(True, sent_at=1.0, now=1.0)
+        record = propose(cuts, {"0": 20, "1": 4}, {}, through=32)
+        assert (record.quiet, record.idle) == ({"0": 2, "1": 3}, ("1",))
+
+    def test_an_outage_does_not_wake_an_idle_split(self) -> None:
+        cuts = reader(rule=self.RULE)
+        propose(cuts, {"0": 10, "1": 4}, {}, through=9)
+        cuts.created(True, sent_at=1.0, now=1.0)
+        cuts.next_request(10)
+        cuts.failed()
+        cuts.record_read(None, now=1.0)
+        assert propose(cuts, {"0": 11, "1": 4}, {"0": 200}, through=12).idle == ("1",)
+
     def test_epochs_of_one_record_do_not_make_a_split_with_rows_idle(self) -> None:
         record = propose(reader(rule=self.RULE), {"0": 12, "1": 4}, {"0": 200}, through=9)
         assert record.idle == ("1",)

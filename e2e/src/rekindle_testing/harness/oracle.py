@@ -18,6 +18,7 @@ from rekindle.connectors.registry import open_source
 from rekindle.topology.compile import compile_topology
 from rekindle.topology.load import load_topology
 from rekindle.topology.spec import SourceSpec
+from rekindle_testing.embedded.priority import BACKGROUND_NICE, lower_priority
 from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 
@@ -115,12 +116,13 @@ def run_reference(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(local))
     rekindle = str(Path(sys.executable).parent / "rekindle")
-    command = ["nice", "-n", "19", rekindle, "run", str(path)]
+    command = [rekindle, "run", str(path)]
     command += ["--output", str(output), "--spark-log", str(output.with_suffix(".spark.log"))]
     with contextlib.ExitStack() as stack:
         # Its JVM must not outlive this process, however that ends.
         owner = children or stack.enter_context(ChildProcesses(path.parent / "logs"))
         process = owner.start(f"reference-{resource['metadata']['name']}", command)
+        lower_priority(BACKGROUND_NICE, process.pid)
         if not process.wait(_REFERENCE_TIMEOUT_S):
             raise RuntimeError(f"the reference execution took over {_REFERENCE_TIMEOUT_S} s")
         if process.exit_code:

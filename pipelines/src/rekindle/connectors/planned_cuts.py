@@ -99,6 +99,7 @@ class PlannedCuts:
         self._to_check: CutRecord | None = None  # perhaps in the place of one that was deleted
         self._reach: Reach | None = None  # of the proposal, and how far time had passed
         self._released_through = NO_EPOCH
+        self._had_outage = False  # of the source, since the newest record
 
     @property
     def next_epoch(self) -> int:
@@ -169,6 +170,7 @@ class PlannedCuts:
         """The request has no result. If the source does not respond, another reader's record may be
         there meanwhile."""
         if isinstance(self._request, FindEnds | ReadRows):
+            self._had_outage = True
             self._request = ReadRecord(self.next_epoch) if self._newest else ListRecords()
 
     def _found(self, record: CutRecord, now: float) -> None:
@@ -190,7 +192,7 @@ class PlannedCuts:
             raise self._overtaken(record.first)
 
     def _adopt(self, record: CutRecord) -> None:
-        self._newest = record
+        self._newest, self._had_outage = record, False
         if self.next_epoch < self._needed:
             raise self._overtaken(self.next_epoch)
         if record.last >= self._needed:
@@ -211,8 +213,12 @@ class PlannedCuts:
         newest = dict(before.newest_us)
         for split, time_us in newest_us.items():
             newest[split] = max(time_us, newest.get(split, time_us))
+        quiet_before, epochs = before.quiet, last - first + 1
+        if self._had_outage:
+            # While the source did not respond, nobody could write either: they are not quiet.
+            quiet_before, epochs = {s: n for s, n in quiet_before.items() if s in before.idle}, 1
         quiet = {
-            split: before.quiet.get(split, 0) + last - first + 1
+            split: quiet_before.get(split, 0) + epochs
             for split in reach.caught_up - reach.pending
             if reach.start[split] == reach.end[split]
         }

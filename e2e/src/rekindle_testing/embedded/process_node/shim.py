@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from rekindle_testing.embedded import priority
 from rekindle_testing.embedded.process_node import rootfs, syscalls
 
 _MAX_LINE_BYTES = 16 * 1024
@@ -26,7 +27,6 @@ _MAX_LINE_BYTES = 16 * 1024
 _DRAIN_S = 1.0
 _POLL_MS = 50
 _MAX_MESSAGE_BYTES = 4096
-_POD_NICE = 10
 
 
 class Log:
@@ -126,7 +126,7 @@ def _become_container(
     try:
         syscalls.die_with_parent(signal.SIGKILL)
         os.setsid()
-        _yield_to_control_plane()
+        priority.lower_priority(priority.POD_NICE)
         for limitation in rootfs.enter_root(spec):
             # What this machine does not support. Still the agent's log, not the container's.
             os.write(2, f"{spec['hostname']}: {limitation}\n".encode())
@@ -141,17 +141,6 @@ def _become_container(
     except BaseException as error:
         os.write(failure, f"{spec['argv'][0]}: {error}".encode())
     os._exit(128)
-
-
-def _yield_to_control_plane() -> None:
-    """A cluster's control plane has machines of its own; here it has these cores before all pods.
-
-    Source: sched(7), "The nice value and group scheduling": where sessions are scheduled as
-    groups, a group's weight counts and not a process's.
-    """
-    os.nice(_POD_NICE)
-    with contextlib.suppress(OSError):  # a kernel without groups of sessions
-        Path("/proc/self/autogroup").write_text(str(_POD_NICE))
 
 
 def _copy(pipes: dict[int, str], log: Log, child: int) -> None:
