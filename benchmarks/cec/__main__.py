@@ -6,7 +6,7 @@ One task's own loop, output log, saver and checkpoint store on the local disk, i
 JVM, all on `--cores` cores; one epoch a call, as in a task that is Live, as fast as it can. Rows of
 100 bytes (item, price, time, and a filler) are in memory when the clock starts. The query is the
 paper's: the average price of an item over windows of a number of rows. `--scale` multiplies keys,
-rows and turns.
+turns, and rows but those of an epoch. Writes build/bench/cec.json and .md.
 
 What corresponds to what. State is saved by pages and deltas at checkpoint epochs, in the
 background, not window by window in the output log (docs/decisions/0064-rare-checkpoints.md):
@@ -23,10 +23,11 @@ background, not window by window in the output log (docs/decisions/0064-rare-che
   the next checkpoint epoch, so the longest there is, in calls of up to 64 epochs; its state has
   to be equal to the one that was lost. The rows are in memory: reading upstream is not measured.
 - Figs. 8, 9, CP: the time between checkpoints. There is no CI: an epoch waits for a checkpoint only
-  while deltas are joined, and the saver uses the same cores. Response time: of an epoch. Extent:
-  `rows loaded` and `MB read`.
+  while deltas are joined, and the saver uses the same cores, also during the epochs after it.
+  Response time: of an epoch. Extent: `rows loaded` and `MB read`.
 
-Not in the paper: the same with keys by Zipf's law. Structured Streaming has no windows of rows.
+CPU seconds are of this process and the JVM, for runs on a machine in use. Not in the paper: the
+same with keys by Zipf's law. Structured Streaming, which has no windows of rows, is not compared.
 
 Targets: throughput with a log, and with checkpoints, at least 0.95 of that without (the paper: a
 loss of less than 10 %); `load` at most 1.5 s (the paper: 3.5 to 27 s).

@@ -25,7 +25,7 @@ from rekindle_testing.harness.report import Measurement
 
 KEYS, WINDOW_ROWS, EPOCH_ROWS = 100_000, 10, 5_000
 FILL_EPOCHS = INTERVAL_EPOCHS
-MIN_RUN_ROWS = 500_000
+MIN_RUN_ROWS = 300_000
 Q = (1, 2, 4, 8)
 U = (125_000, 250_000, 500_000, 1_000_000)
 CP_EPOCHS = (1, 2, 5, 10)

@@ -15,7 +15,7 @@ from rekindle_testing.harness.report import Measurement
 
 WINDOWS = (1, 1_000)
 """Rows of a window: the paper's fast and slow windows."""
-KEYS, ROWS, TURNS, WARM_UP_TURNS = 2, 10_000, 18, 3
+KEYS, ROWS, TURNS, WARM_UP_TURNS = 2, 5_000, 12, 3
 MIN_TURNS = 6
 """One in each order."""
 MIN_THROUGHPUT = 0.95
