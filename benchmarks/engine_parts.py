@@ -158,11 +158,15 @@ class InMemoryInputs:
         return take_ready(self._epochs, bounds.with_max_epochs(self._max_epochs))
 
 
-def cpu_s() -> float:
-    """Seconds of CPU of this process and its JVM until now."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    times = [process.cpu_times() for process in processes]
-    return sum(each.user + each.system for each in times)
+class CpuMeter:
+    """CPU of this process and of those that it has started when this is created: its JVM."""
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+    def seconds(self) -> float:
+        times = [process.cpu_times() for process in self._processes]
+        return sum(each.user + each.system for each in times)
 
 
 def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> TaskConfig:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from engine_parts import BenchTask, cpu_s
+from engine_parts import BenchTask, CpuMeter
 
 from cec.query import (
     FIRST_EPOCH,
@@ -180,10 +180,11 @@ class MeasuredRecoveries:
         epochs = [self._epoch(n, run.case) for n in range(saved.epoch + 1, lost.epoch + 1)]
         task = self._query.task(NEVER, max_epochs=64, begin=saved)
         task.offer(epochs)
-        began, cpu_before = time.perf_counter(), cpu_s()
+        meter = CpuMeter()
+        began, cpu_before = time.perf_counter(), meter.seconds()
         while task.epoch < lost.epoch:
             task.run_next()
-        run.replay_s, run.replay_cpu_s = time.perf_counter() - began, cpu_s() - cpu_before
+        run.replay_s, run.replay_cpu_s = time.perf_counter() - began, meter.seconds() - cpu_before
         run.replayed_rows = sum(epoch.num_rows for epoch in epochs)
         digests = [
             [operator.digest for operator in each.state.operators.values()] for each in (task, lost)

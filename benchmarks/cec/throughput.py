@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from itertools import permutations
 
-from engine_parts import cpu_s
+from engine_parts import CpuMeter
 from log_cost import NoLog
 
 from cec.query import FIRST_EPOCH, INTERVAL_EPOCHS, NEVER, CecQuery, epoch_input
@@ -29,7 +29,7 @@ def measure_throughput(query: CecQuery, window_rows: int, scale: float) -> Itera
         LOG: query.task(NEVER),
         CHECKPOINTS: query.task(INTERVAL_EPOCHS),
     }
-    orders = list(permutations(tasks))
+    orders, meter = list(permutations(tasks)), CpuMeter()
     seconds: dict[str, list[float]] = {name: [] for name in tasks}
     cpu: dict[str, list[float]] = {name: [] for name in tasks}
     for turn in range(WARM_UP_TURNS + turns):
@@ -40,7 +40,7 @@ def measure_throughput(query: CecQuery, window_rows: int, scale: float) -> Itera
         for name in orders[turn % len(orders)]:
             task = tasks[name]
             task.offer(epochs)
-            began, cpu_before = time.perf_counter(), cpu_s()
+            began, cpu_before = time.perf_counter(), meter.seconds()
             while task.epoch < epochs[-1].epoch:
                 task.run_next()
             task.wait_saved()
@@ -48,7 +48,7 @@ def measure_throughput(query: CecQuery, window_rows: int, scale: float) -> Itera
             task.commit_saved_checkpoint()
             if turn >= WARM_UP_TURNS:
                 seconds[name].append(took_s)
-                cpu[name].append(cpu_s() - cpu_before)
+                cpu[name].append(meter.seconds() - cpu_before)
     for name, task in tasks.items():
         task.stop()
         rows_s = INTERVAL_EPOCHS * rows / statistics.median(seconds[name])
