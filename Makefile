@@ -68,8 +68,9 @@ cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-
 demo: tools       ## the main job on the embedded cluster, end to end
 	$(PY) -m rekindle_testing.demo
 
-chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 FAULTS="nodes leader"
-	@$(PY) -m rekindle_testing.chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS))
+chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 FAULTS="nodes leader" STANDBYS=1
+	@$(PY) -m rekindle_testing.chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS)) \
+		$(if $(STANDBYS),--standbys $(STANDBYS))
 
 fuzz: tools       ## generated manifests for the API server and the operator: COUNT=2000 SEED=1 FIRST=0
 	@$(PY) -m rekindle_testing.fuzz --count $(or $(COUNT),2000) --seed $(or $(SEED),1) --first $(or $(FIRST),0)

@@ -20,17 +20,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", choices=[f.value for f in Fault], help="kinds of faults; all if absent"
     )
+    parser.add_argument("--standbys", type=int, default=0, help="of one of the topologies")
     options = parser.parse_args(arguments)
     faults = tuple(Fault(value) for value in options.only or [f.value for f in Fault])
     signal.signal(signal.SIGTERM, _exit)
     results = []
     for seed in options.seed:
-        result = run_seed(seed, options.rounds, _print, faults=faults)
+        result = run_seed(seed, options.rounds, _print, faults=faults, standbys=options.standbys)
         results.append(result)
         if result.failure:
             only = f' FAULTS="{" ".join(options.only)}"' if options.only else ""
+            standbys = f" STANDBYS={options.standbys}" if options.standbys else ""
             _print(f"evidence: {result.evidence}")
-            _print(f"replay: make chaos SEED={seed} ROUNDS={options.rounds}{only}")
+            _print(f"replay: make chaos SEED={seed} ROUNDS={options.rounds}{only}{standbys}")
     for line in summary(results):
         _print(line)
     return 1 if any(result.failure for result in results) else 0

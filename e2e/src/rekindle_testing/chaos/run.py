@@ -106,6 +106,7 @@ def run_seed(
     on_progress: OnProgress,
     *,
     faults: Sequence[Fault] = tuple(Fault),
+    standbys: int = 0,
     build: Path = BUILD,
 ) -> SeedResult:
     """Run it on its own cluster, which is deleted afterwards except for the evidence."""
@@ -115,7 +116,7 @@ def run_seed(
     evidence.mkdir(parents=True)
     on_progress(str(plan))
     with tempfile.TemporaryDirectory(prefix="rekindle-chaos-") as directory:
-        run = _Run(plan, Path(directory), on_progress)
+        run = _Run(plan, Path(directory), on_progress, standbys)
         with run.started():
             failure = run.run_rounds()
             if failure:
@@ -133,7 +134,9 @@ class _Run:
     """Everything of one seed while it runs. `history`: the file of all changes of objects in the
     API, as sampled; `expected`: what the reference execution writes."""
 
-    def __init__(self, plan: ChaosPlan, directory: Path, on_progress: OnProgress) -> None:
+    def __init__(
+        self, plan: ChaosPlan, directory: Path, on_progress: OnProgress, standbys: int
+    ) -> None:
         self.plan = plan
         self.results: list[RoundResult] = []
         self.history = directory / "history.jsonl"
@@ -141,7 +144,7 @@ class _Run:
         self._on_progress = on_progress
         self._log: list[str] = []
         self._input_s = _INPUT_BEFORE_ROUNDS_S + _INPUT_PER_ROUND_S * len(plan.rounds)
-        self._resources = topologies.topology_resources(self._input_s, plan.seed)
+        self._resources = topologies.topology_resources(self._input_s, plan.seed, standbys)
         # Room for two tasks on each, and for a coordinator and an operator.
         resources = NodeResources(cpu="1300m", memory="4Gi")
         self.cluster = EmbeddedCluster(

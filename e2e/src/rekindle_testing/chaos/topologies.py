@@ -24,13 +24,12 @@ _FILE_S = 10
 _RESOURCES = {"requests": {"cpu": "400m", "memory": "768Mi"}}
 
 
-def topology_resources(seconds: int, seed: int) -> dict[str, dict[str, Any]]:
+def topology_resources(seconds: int, seed: int, standbys: int = 0) -> dict[str, dict[str, Any]]:
     """Name -> resource; both have input for so many seconds. With half of the seeds `trips` has a
-    finite `maxDelay`, with half of them a standby; with half of the seeds `meters` has a join in
-    place of a window, with half of them a `replayTarget`."""
+    finite `maxDelay`; with half of the seeds `meters` has a join in place of a window; with half of
+    the seeds it has a `replayTarget`. `standbys`: of `trips`."""
     trips = _trips()
-    if random.Random(f"standbys {seed}").random() < 0.5:
-        trips["spec"]["recovery"] = {"standby": 1}
+    trips["spec"]["recovery"] = {"standby": standbys}
     random_of_seed = random.Random(f"maxDelay {seed}")
     if random_of_seed.random() < 0.5:
         trips["spec"] |= {

@@ -208,12 +208,13 @@ class LoopCore:
     # -- taking ----------------------------------------------------------------------------------
 
     def _take(self) -> list[LoopEffect]:
+        """Up to the last checkpoint epoch that fits. A task that is behind takes many intervals at
+        once and saves the last one: the price of a call hardly depends on its epochs."""
         self._enter(LoopPhase.TAKING)
-        done = self.state.epoch + 1
-        until_checkpoint = (
-            self._checkpoint_interval_epochs - done % self._checkpoint_interval_epochs
-        )
-        return [TakeEpochs(self._sizes.bounds.with_max_epochs(until_checkpoint))]
+        interval, bounds = self._checkpoint_interval_epochs, self._sizes.bounds
+        first = interval - (self.state.epoch + 1) % interval
+        further = max(0, bounds.max_epochs - first) // interval * interval
+        return [TakeEpochs(bounds.with_max_epochs(first + further))]
 
     def epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
         """The next complete epochs; none if no epoch was complete in time."""
@@ -272,7 +273,7 @@ class LoopCore:
 
     def _process(self, now: float) -> list[LoopEffect]:
         self._enter(LoopPhase.PROCESSING)
-        self._call = take_ready(deque(self._taken), self._sizes.next_call)
+        self._call = self._up_to_checkpoint(take_ready(deque(self._taken), self._sizes.next_call))
         self._began = now
         try:
             for epoch in self._call:
@@ -282,6 +283,11 @@ class LoopCore:
                 return self.tentative_failed(str(error), now)
             return [GiveUp(error)]
         return [self._process_call()]
+
+    def _up_to_checkpoint(self, epochs: Sequence[EpochInput]) -> Sequence[EpochInput]:
+        """Up to the last checkpoint epoch among them: there is a state only where a call ends."""
+        ends = [n for n, epoch in enumerate(epochs, start=1) if self._is_checkpoint(epoch)]
+        return epochs[: ends[-1]] if ends else epochs
 
     def _process_call(self) -> ProcessEpochs:
         if self._tentative is None:
