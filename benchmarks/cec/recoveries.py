@@ -45,7 +45,8 @@ class RunCase:
 
 @dataclass(slots=True)
 class MeasuredRun:
-    """Of one case, up to a loss just before the next checkpoint; `ms`: of epochs."""
+    """Of one case, up to a loss just before the next checkpoint; `ms`: of epochs. `changed_rows`:
+    of groups in an epoch, up to the newest checkpoint."""
 
     case: RunCase
     changed_rows: int = 0
@@ -149,18 +150,20 @@ class MeasuredRecoveries:
         """Until the epoch before a checkpoint's, but at least `_min_epochs`, and one checkpoint.
         Returns the newest one."""
         interval, saved = run.case.interval_epochs, list[EntryRef]()
-        has_checkpoints = interval != NEVER
+        has_checkpoints, changed_rows = interval != NEVER, 0
         enough = max(self._min_epochs, interval if has_checkpoints else 0) + self._filled.epoch
         while task.epoch < enough or (has_checkpoints and (task.epoch + 2) % interval):
             number = task.epoch + 1
             epoch = self._epoch(number, run.case)
-            run.changed_rows += len(np.unique(keys_of(epoch)))
+            changed_rows += len(np.unique(keys_of(epoch)))
             task.offer([epoch])
             began = time.perf_counter()
             task.run_next()
             took_ms = (time.perf_counter() - began) * 1000
             is_checkpoint = (number + 1) % interval == 0
             (run.checkpoint_ms if is_checkpoint else run.other_ms).append(took_ms)
+            if is_checkpoint:
+                run.changed_rows = changed_rows
             saved += task.commit_saved_checkpoint()
         task.wait_saved()
         saved += task.commit_saved_checkpoint()
