@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # What mypy knows of unchanged files is the same in every clone.
 export MYPY_CACHE_DIR := $(or $(REKINDLE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/rekindle)/mypy
 
-.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-planner bench-recovery bench-recovery-real bench-dpc bench-flux bench-kafka nexmark images reference clean lock
+.PHONY: setup tools lint unit programs test nightly failures e2e smoke cluster demo chaos fuzz simulate mutants bench bench-planner bench-recovery bench-recovery-real bench-dpc bench-cec bench-flux bench-kafka nexmark images reference clean lock
 
 setup:            ## the Python environment
 	@tools/setup
@@ -107,6 +107,9 @@ bench-flux: tools ## replicas killed and rebuilt, throughput meanwhile, state mo
 
 bench-dpc: tools  ## DPC's experiments, with tables and pictures under build/bench/dpc: ARGS="--seconds 5 --policies Process/Process"
 	cd benchmarks && ../$(PY) -m dpc $(ARGS)
+
+bench-cec: tools   ## CEC's experiments with one task, with tables under build/bench: ARGS="--scale 0.1 --cores 2"
+	cd benchmarks && ../$(PY) -m cec $(ARGS)
 
 nexmark: tools    ## queries of Nexmark over generated auctions and bids, compared with DuckDB: EVENTS=100000
 	rm -rf build/nexmark

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import yaml
 
@@ -63,14 +64,18 @@ def join_operator(kind: str, minutes: int) -> str:
 
 
 def topology(
-    kind: str, directory: Path, operator: str = "", sources: Iterable[str] = ("rows",)
+    kind: str,
+    directory: Path,
+    operator: str = "",
+    sources: Iterable[str] = ("rows",),
+    schema: str = SCHEMA,
 ) -> Topology:
     """Its checkpoint store is below `directory`. `operator`: instead of the one of a kind, named
     `last`; with one source, it is in the only segment, and otherwise in the last one."""
     of_sources = "".join(
         f"""
 - name: {name}
-  schema: "{SCHEMA}"
+  schema: "{schema}"
   eventTime: {{column: t}}
   files: {{url: "file:///tmp/in", format: parquet, orderBy: t, rowsPerSecond: 1}}"""
         for name in sources
@@ -153,6 +158,17 @@ class InMemoryInputs:
         return take_ready(self._epochs, bounds.with_max_epochs(self._max_epochs))
 
 
+class CpuMeter:
+    """CPU of this process and of those that it has started when this is created: its JVM."""
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+    def seconds(self) -> float:
+        times = [process.cpu_times() for process in self._processes]
+        return sum(each.user + each.system for each in times)
+
+
 def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> TaskConfig:
     """Of the last segment's task, its data below `directory`."""
     segment = compiled.segments[-1]
@@ -171,7 +187,9 @@ def task_config(compiled: Topology, directory: Path, memory: MemoryPlan) -> Task
 
 
 class BenchTask:
-    """The only task of a topology, whose next epoch is `first`; its log is below `directory`.
+    """The only task of a topology, whose next epoch is `first`; its log is below `directory`. It
+    begins with the state of the checkpoint `begin`, which another task of the topology may have
+    saved, if the name of its directory is the same; otherwise with none.
 
     At most `max_epochs` epochs go into a call, and never more than the loop allows;
     `checkpoint_interval_epochs` is the topology's own if it is not given. `offer`, `run_next` and
@@ -190,6 +208,7 @@ class BenchTask:
         memory: MemoryPlan | None = None,
         engine: EngineRestarter | None = None,
         make_log: Callable[..., OutputLog] = OutputLog,
+        begin: EntryRef | None = None,
     ) -> None:
         config = task_config(compiled, directory, memory or plan_memory())
         segment, ref = config.segment, config.ref
@@ -199,6 +218,7 @@ class BenchTask:
         self._committed = first - 1
         self._inputs = InMemoryInputs(max_epochs)
         self._states = states
+        self._config = config
         self._log = make_log(
             directory / "log",
             segment.stream,
@@ -216,11 +236,13 @@ class BenchTask:
             TaskSettings(
                 ref, "bench", self._interval_epochs, config.epoch_interval_us, memory=config.memory
             ),
-            TaskState(first - 1, NO_WATERMARK, State()),
+            TaskState(first - 1, NO_WATERMARK, State()) if begin is None else self.restore(begin),
             LocalParts(
                 EngineParts(chain, self._log, source=self._inputs, engine=engine), store=states
             ),
         )
+        if begin is not None:
+            self._task.poll(committed=_restore_point(begin))
 
     @property
     def epoch(self) -> int:
@@ -269,21 +291,30 @@ class BenchTask:
 
     def restore(self, saved: EntryRef) -> TaskState:
         """What a task does when it starts from a checkpoint, until all of its state is local."""
-        point = RestorePoint(epoch=saved.epoch, object=saved.object)
-        state, fetch = self._states.restore(point)
+        state, fetch = self._states.restore(_restore_point(saved))
         if fetch is not None:
             fetch.finish()
         return state
 
-    def commit_saved_checkpoint(self) -> None:
+    def stored_bytes(self, saved: EntryRef) -> int:
+        """Of the objects in the store that a restore from this checkpoint reads."""
+        assert saved.object is not None, "it has state"
+        needed = self._states.load_entry(saved.object).objects.values()
+        names = {f"{self._config.uid}/{name}" for objects in needed for name in objects}
+        listed = Store(self._config.topology.spec.checkpoint.store).list(self._config.uid)
+        return sum(info.bytes for info in listed if info.name in names)
+
+    def commit_saved_checkpoint(self) -> tuple[EntryRef, ...]:
         """What the coordinator and the supervisor do: the newest saved checkpoint is committed,
-        the next save need not repeat it, and the log is truncated to the epochs after it."""
+        the next save need not repeat it, and the log is truncated to the epochs after it. Returns
+        what was saved since the last commit."""
         saved = self._saved()
         if saved:
             newest = saved[-1]
-            self._task.poll(committed=RestorePoint(epoch=newest.epoch, object=newest.object))
+            self._task.poll(committed=_restore_point(newest))
             self._log.truncate(newest.epoch)
             self._committed = newest.epoch
+        return saved
 
     def stop(self) -> None:
         self._task.stop(SAVE_TIMEOUT_S)
@@ -292,3 +323,7 @@ class BenchTask:
     def _saved(self) -> tuple[EntryRef, ...]:
         with self._task.process.lock:
             return self._task.core.saver.saved()
+
+
+def _restore_point(saved: EntryRef) -> RestorePoint:
+    return RestorePoint(epoch=saved.epoch, object=saved.object)

@@ -26,9 +26,8 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import psutil
 import pyarrow as pa
-from engine_parts import BenchTask, make_epoch_input, topology
+from engine_parts import BenchTask, CpuMeter, make_epoch_input, topology
 
 from rekindle.engine.spark.chain import SparkChain
 from rekindle.engine.spark.session import start_session, stop_session
@@ -103,7 +102,7 @@ class Tasks:
     def __init__(self, kind: str, session: Any, directory: Path) -> None:
         self._logs: dict[str, OutputLog] = {}
         self._tasks = {name: self._task(name, kind, session, directory / name) for name in LOGS}
-        self._processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+        self._cpu = CpuMeter()
 
     def _task(self, name: str, kind: str, session: Any, directory: Path) -> BenchTask:
         def make_log(*args: Any, **options: Any) -> OutputLog:
@@ -120,17 +119,13 @@ class Tasks:
             for name in orders[number % len(orders)]:
                 task = self._tasks[name]
                 task.offer([one])
-                cpu_before, began = self._cpu_s(), time.perf_counter()
+                cpu_before, began = self._cpu.seconds(), time.perf_counter()
                 task.run_next()
                 usage.ms[name].append((time.perf_counter() - began) * 1000)
                 task.wait_saved()
                 task.commit_saved_checkpoint()
-                usage.cpu_s[name] += self._cpu_s() - cpu_before
+                usage.cpu_s[name] += self._cpu.seconds() - cpu_before
         return usage
-
-    def _cpu_s(self) -> float:
-        times = [process.cpu_times() for process in self._processes]
-        return sum(each.user + each.system for each in times)
 
     def measure(self, what: str, epochs: list[EpochInput]) -> Measurement:
         self.run(epochs[:WARM_UP_EPOCHS])

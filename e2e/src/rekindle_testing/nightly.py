@@ -41,6 +41,7 @@ STEPS: Mapping[str, Sequence[str]] = {
     "bench": _make("bench"),
     "bench-flux": _make("bench-flux"),
     "bench-dpc": _make("bench-dpc"),
+    "bench-cec": _make("bench-cec"),
 }
 
 

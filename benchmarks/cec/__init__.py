@@ -1,0 +1,1 @@
+"""The experiments of CEC (Sebepou and Magoutis 2011)."""
