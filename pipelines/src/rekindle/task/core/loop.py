@@ -215,10 +215,8 @@ class LoopCore:
         self._enter(LoopPhase.TAKING)
         interval, bounds = self._checkpoint_interval_epochs, self._sizes.bounds
         first = interval - (self.state.epoch + 1) % interval
-        further = max(0, bounds.max_epochs - first) // interval * interval
-        if self._may_be_tentative:
-            further = 0
-        return [TakeEpochs(bounds.with_max_epochs(first + further))]
+        rest = 0 if self._may_be_tentative else max(0, bounds.max_epochs - first)
+        return [TakeEpochs(bounds.with_max_epochs(first + rest // interval * interval))]
 
     def epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
         """The next complete epochs; none if no epoch was complete in time."""
