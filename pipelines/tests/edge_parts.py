@@ -38,12 +38,13 @@ def threads() -> set[threading.Thread]:
     return set(threading.enumerate())
 
 
-def open_sockets() -> int:
-    links = []
+def open_sockets() -> set[str]:
+    """Each by its identity: one that an earlier test has left may be closed at any time."""
+    links = set()
     for path in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            links.append(path.readlink().name)
-    return sum(link.startswith("socket:") for link in links)
+            links.add(path.readlink().name)
+    return {link for link in links if link.startswith("socket:")}
 
 
 def read(server: StreamServer, request: ReadRequest, timeout_s: float = 10) -> list[int]:

@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any
 
 import boto3
@@ -28,11 +29,22 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    from moto.server import ThreadedMotoServer  # not in processes that only collect this module
+    # Not in processes that only collect this module.
+    from moto.s3.responses import S3Response
+    from moto.server import ThreadedMotoServer
+
+    put, lock = S3Response.put_object, Lock()
+
+    def put_alone(response: S3Response) -> Any:
+        """moto looks for the object, and then writes it; S3 does both as one."""
+        with lock:
+            return put(response)
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
-    yield "http://{}:{}".format(*server.get_host_and_port())
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(S3Response, "put_object", put_alone)
+        yield "http://{}:{}".format(*server.get_host_and_port())
     server.stop()
 
 

@@ -124,7 +124,7 @@ def test_64_edges_have_two_threads_on_each_side(logs: list[OutputLog]) -> None:
     edges.close()
     server.stop()
     eventually(lambda: threads() <= before)
-    eventually(lambda: open_sockets() == sockets)
+    eventually(lambda: open_sockets() <= sockets)
 
 
 def test_a_thread_that_computes_leaves_loops_their_turn() -> None:
