@@ -65,8 +65,8 @@ smoke: tools      ## what CI runs too: the images, and one loss on real kubelets
 cluster: tools    ## an embedded cluster with Rekindle to play with, until Ctrl-C: NODES=5 KAFKA=1
 	@$(PY) -m rekindle_testing.console $(if $(NODES),--nodes $(NODES)) $(if $(KAFKA),--kafka)
 
-demo: tools       ## the main job on the embedded cluster, end to end
-	$(PY) -m rekindle_testing.demo
+demo: tools       ## the main job on the embedded cluster, end to end; AGAIN=1: with a second loss in the middle of the recovery
+	$(PY) -m rekindle_testing.demo $(if $(AGAIN),--lose-again)
 
 chaos: tools      ## random faults on the embedded cluster: SEED="1 2" ROUNDS=8 FAULTS="nodes leader" STANDBYS=1
 	@$(PY) -m rekindle_testing.chaos --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),3) $(if $(FAULTS),--only $(FAULTS)) \

@@ -78,6 +78,29 @@ def test_each_wrong_result_is_a_failure(
     assert any(part in failure for failure in _failures(history, **changed))
 
 
+@pytest.mark.parametrize(
+    ("back", "part"),
+    [
+        ((20.0, 25.0), None),
+        ((25.0, 20.0), "the plan was"),
+        ((99.0, 25.0), "first did not recover"),
+    ],
+)
+def test_the_order_counts_from_the_second_loss(back: tuple[float, float], part: str | None) -> None:
+    """`first` was Live for a moment, and `second` has not been yet."""
+    history = History()
+    for at_s in range(30):
+        first = at_s < 10 or 13 <= at_s < 16 or at_s >= back[0]
+        states = {"keep": True, "first": first, "second": at_s < 10 or at_s >= back[1]}
+        queries = [
+            {"name": n, "state": "Live" if live else "Waiting", "stableEpoch": at_s}
+            for n, live in states.items()
+        ]
+        history.sample(float(at_s), {"queries": queries})
+    found = _failures(history, again_at_s=15.5)
+    assert any(part in failure for failure in found) if part else found == []
+
+
 def test_the_result_has_the_times_of_loss_and_recovery() -> None:
     document = result(
         _history(15, 20),

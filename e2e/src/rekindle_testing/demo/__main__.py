@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import shutil
 import sys
@@ -18,6 +19,13 @@ from rekindle_testing.paths import ROOT
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--lose-again",
+        action="store_true",
+        help="lose nodes, coordinator and operator once more in the middle of the recovery",
+    )
+    options = parser.parse_args()
     began = time.monotonic()
     screen = Screen()
     build = ROOT / "build" / "demo"
@@ -29,7 +37,7 @@ def main() -> int:
         cluster = EmbeddedCluster(
             Path(directory), nodes=9, resources=resources, on_progress=screen.print
         )
-        scenario = Scenario(cluster, screen, build)
+        scenario = Scenario(cluster, screen, build, loses_again=options.lose_again)
         with ThreadPoolExecutor(1) as pool:
             reference = pool.submit(scenario.execute_reference)
             with cluster, contextlib.ExitStack() as on_failure:

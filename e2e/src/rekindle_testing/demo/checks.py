@@ -25,16 +25,18 @@ def failures(
     last_epoch: int,
     restored_from: Mapping[str, int],
     pauses: Mapping[str, float],
+    again_at_s: float | None = None,
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
     `lost_at_s`: when the nodes were killed, in seconds since `kubectl apply`; `plan`: the planned
     order of the queries, as it was when the first one recovered; `restored_from`: epochs of
     checkpoints; `last_epoch`: the epoch in which the input ends; `pauses`: the longest pauses of
-    the survivors' sinks in seconds.
+    the survivors' sinks in seconds; `again_at_s`: when some of the lost queries were lost again.
     """
     found = []
-    if (newest := history.newest_epoch(lost_at_s)) >= last_epoch:
+    since_s = lost_at_s if again_at_s is None else again_at_s
+    if (newest := history.newest_epoch(since_s)) >= last_epoch:
         found.append(f"the nodes were lost at epoch {newest}, and the input ended at {last_epoch}")
     for query in survivors:
         if pauses[query] > LONGEST_PAUSE_S:
@@ -43,8 +45,8 @@ def failures(
             found.append(f"{query} had replicas left and still was down at {outage.lost_s:.1f} s")
     recovered: list[tuple[float, str]] = []
     for query in expected_lost:
-        outage = history.outage(query, lost_at_s)
-        if outage is None:
+        outage = history.outage(query, since_s)
+        if outage is None or history.outage(query, lost_at_s) is None:
             found.append(f"{query} lost its only task, and the status did not report it")
         elif outage.live_s is None:
             found.append(f"{query} did not recover")

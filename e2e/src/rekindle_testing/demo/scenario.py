@@ -81,12 +81,18 @@ def choose_loss(
 
 
 class Scenario:
-    """The demo; `run` returns what failed, as sentences. `build`: the directory for its results."""
+    """The demo; `run` returns what failed, as sentences. `build`: the directory for its results.
+    `loses_again`: in the middle of the recovery the first nodes that joined are lost, and
+    coordinator and leading operator are killed with them."""
 
-    def __init__(self, cluster: EmbeddedCluster, screen: Screen, build: Path) -> None:
+    def __init__(
+        self, cluster: EmbeddedCluster, screen: Screen, build: Path, *, loses_again: bool = False
+    ) -> None:
         self.cluster = cluster
         self.screen = screen
         self.build = build
+        self._loses_again = loses_again
+        self._again_at_s: float | None = None
         self._resource = flights.topology_resource(NAME, SPEEDUP)
         self._reference = Reference(self._resource, cluster.shared, build)
         name, spec = load_topology(self._resource)
@@ -162,6 +168,8 @@ class Scenario:
             ),
             60,
         )
+        if self._loses_again:
+            self._lose_again(observer, loss)
         for left in range(len(loss.lost_queries) - 1, -1, -1):
             self._add_node(observer)
             self._wait_for(
@@ -173,6 +181,31 @@ class Scenario:
         for _ in loss.nodes[len(loss.lost_queries) :]:
             self._add_node(observer)
         return self._restored_from(observer.status, loss)
+
+    def _lose_again(self, observer: Observer, loss: NodeLoss) -> None:
+        """One query is Live again, and the task of another has a node."""
+        first = self._add_node(observer)
+        self._wait_for(
+            observer,
+            "one query to be Live again",
+            lambda: self._not_live(observer) < len(loss.lost_queries),
+            120,
+        )
+        second = self._add_node(observer)
+        self._wait_for(
+            observer,
+            f"a task on {second}",
+            lambda: any(second in nodes for nodes in self._placed().values()),
+            120,
+        )
+        selector = f"{names.LABEL_TOPOLOGY}={NAME},{names.LABEL_ROLE}={names.ROLE_COORDINATOR}"
+        killed = [*self.cluster.pods(selector), self.cluster.leading_operator_pod()]
+        text = f"{first} and {second} die, and {', '.join(p.metadata.name for p in killed)}"
+        self._again_at_s = observer.add_event("lost", text)
+        self.screen.print(f"[red]SIGKILL[/] again: {text}")
+        self.cluster.kill_nodes([first, second])
+        for pod in killed:
+            self.cluster.kill_processes(pod)
 
     def _restored_from(self, status: dict[str, Any], loss: NodeLoss) -> dict[str, int]:
         """The oldest epoch that a lost partition of each lost query was restored from; -1: none."""
@@ -213,7 +246,8 @@ class Scenario:
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
         differences = self._reference.compare(self._resource)
-        plan = observer.history.plan_of_recovery(lost_at_s, loss.lost_queries)
+        since_s = self._again_at_s or lost_at_s
+        plan = observer.history.plan_of_recovery(since_s, loss.lost_queries)
         wrong = failures(
             observer.history,
             lost_at_s=lost_at_s,
@@ -224,6 +258,7 @@ class Scenario:
             last_epoch=last,
             restored_from=restored_from,
             pauses=pauses,
+            again_at_s=self._again_at_s,
         )
         document = result(
             observer.history,
@@ -245,16 +280,17 @@ class Scenario:
         return wrong
 
     def _pauses(self, observer: Observer, lost_at_s: float, loss: NodeLoss) -> dict[str, float]:
-        """The survivors' longest pauses between the loss and the last recovery."""
+        """The survivors' longest pauses between the first loss and the last recovery."""
         history = observer.history
-        outages = [history.outage(query, lost_at_s) for query in loss.lost_queries]
+        since_s = self._again_at_s or lost_at_s
+        outages = [history.outage(query, since_s) for query in loss.lost_queries]
         returns = [o.live_s for o in outages if o is not None and o.live_s is not None]
         began = time.time() - observer.now()
-        since_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
+        from_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
         output = self.cluster.shared / NAME / "output"
         epoch_s = self.topology.spec.epoch_interval / 1e6
         return {
-            q: longest_pause(file_write_times(output / q), since_s, until_s, epoch_s)
+            q: longest_pause(file_write_times(output / q), from_s, until_s, epoch_s)
             for q in loss.survivors
         }
 
@@ -268,10 +304,11 @@ class Scenario:
     def _not_live(self, observer: Observer) -> int:
         return sum(state != "Live" for state in observer.states().values())
 
-    def _add_node(self, observer: Observer) -> None:
+    def _add_node(self, observer: Observer) -> str:
         name = self._background(observer, self.cluster.add_node)
         observer.add_event("joined", name)
         self.screen.print(f"[blue]{name}[/] joins")
+        return name
 
     def _placed(self) -> dict[tuple[str, int], set[str]]:
         placed: dict[tuple[str, int], set[str]] = {}

@@ -84,8 +84,10 @@ class History:
         return max((e for at_s, _, e in self.progress if at_s <= until_s), default=-1)
 
     def outage(self, query: str, since_s: float) -> Outage | None:
-        """The first outage of the query after `since_s`; None if there was none."""
-        after = [c for c in self.changes if c.query == query and c.at_s >= since_s]
+        """The first outage of the query that ends after `since_s`; None if there was none."""
+        of_query = [c for c in self.changes if c.query == query]
+        before = [c for c in of_query if c.at_s < since_s]
+        after = before[-1:] + [c for c in of_query if c.at_s >= since_s]
         lost = next((c for c in after if c.state in DOWN_STATES), None)
         if lost is None:
             return None
