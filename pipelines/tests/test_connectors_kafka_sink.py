@@ -402,6 +402,18 @@ class TestRefusals:
         with pytest.raises(SinkRefused, match=r"set cleanup\.policy=compact"):
             sink.last_epoch()
 
+    def test_markers_are_acknowledged_by_as_many_brokers_as_rows(
+        self, kafka_broker: KafkaBroker, tmp_path: Path
+    ) -> None:
+        topic = new_topic(kafka_broker, 1, **{"min.insync.replicas": "2"})
+        sink = open_kafka_sink(topic, tmp_path)
+        last_epoch(sink)
+        sink.close()
+        client = admin.AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+        markers = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, markers_topic(topic.name))
+        found = client.describe_configs([markers])[markers].result()
+        assert found["min.insync.replicas"].value == "2"
+
     @pytest.mark.long
     def test_of_a_user_who_may_not_write(self, topic: Topic, tmp_path: Path) -> None:
         with sinks(topic, tmp_path) as sink:

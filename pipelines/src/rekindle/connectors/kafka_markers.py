@@ -100,10 +100,8 @@ class Markers:
 
     def time_limits(self) -> TimeLimits:
         """Of the topic of the rows: it removes records by their time, and refuses some."""
-        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
         try:
-            found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
-            config = found[resource].result()
+            config = self._config()
         except KafkaException as error:
             raise self._client.failed(error) from error
         if config["message.timestamp.type"].value == "LogAppendTime":
@@ -166,6 +164,12 @@ class Markers:
                 "which epochs are written: set cleanup.policy=compact"
             )
 
+    def _config(self) -> dict[str, admin.ConfigEntry]:
+        """Of the topic of the rows."""
+        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, self._topic)
+        found = self._admin.describe_configs([resource], request_timeout=REQUEST_S)
+        return dict(found[resource].result())
+
     def _replicas(self, topic: str) -> int | None:
         """The replication factor; None if there is no such topic."""
         topics = TopicCollection([topic])
@@ -178,14 +182,17 @@ class Markers:
             raise
 
     def _create(self, replicas: int) -> None:
-        topic = admin.NewTopic(self._markers, 1, replicas, config=_CONFIG)
+        """On as many brokers as the topic of the rows, and acknowledged by as many."""
+        name = "min.insync.replicas"
+        config = {**_CONFIG, name: str(self._config()[name].value)}
+        topic = admin.NewTopic(self._markers, 1, replicas, config=config)
         future = self._admin.create_topics([topic], request_timeout=REQUEST_S)[self._markers]
         try:
             future.result()
         except KafkaException as error:
             if error.args[0].code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
-            settings = " ".join(f"--config {name}={value}" for name, value in _CONFIG.items())
+            settings = " ".join(f"--config {name}={value}" for name, value in config.items())
             raise TopicUnavailable(
                 f"topic {self._markers} cannot be created ({error.args[0].str()}): allow it, or "
                 f"create it with --partitions 1 {settings}"
