@@ -1,7 +1,7 @@
 """Which epochs the chain computes in one call, and what is retried. Pure.
 
-A call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
-beyond a checkpoint epoch. Its outputs are appended to the log one after another; only then is the
+A call takes as many epochs as are complete, bounded in epochs, rows and bytes, up to the last
+checkpoint epoch among them (docs/decisions/0073). Its outputs are appended to the log one after another; only then is the
 state after it the task's state. A transient failure is retried after a back-off; a call that does
 not fit into memory is retried as a smaller one, after a restart of the engine. Does not know the
 log, Spark or sinks.
