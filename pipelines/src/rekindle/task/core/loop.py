@@ -1,10 +1,10 @@
 """Which epochs the chain computes in one call, and what is retried. Pure.
 
 A call takes as many epochs as are complete, bounded in epochs, rows and bytes, up to the last
-checkpoint epoch among them (docs/decisions/0073). Its outputs are appended to the log one after another; only then is the
-state after it the task's state. A transient failure is retried after a back-off; a call that does
-not fit into memory is retried as a smaller one, after a restart of the engine. Does not know the
-log, Spark or sinks.
+checkpoint epoch among them (docs/decisions/0073). Its outputs are appended to the log one after
+another; only then is the state after it the task's state. A transient failure is retried after a
+back-off; a call that does not fit into memory is retried as a smaller one, after a restart of the
+engine. Does not know the log, Spark or sinks.
 
 A tentative epoch is a call on a fork of the state: its result is written to a branch of the log,
 and never enters the state, a checkpoint or a digest. If it fails for any reason, it is left out:
