@@ -77,11 +77,13 @@ def result(
     restored_from: Mapping[str, int],
     pauses: Mapping[str, float],
     failed: Sequence[str],
+    again_at_s: float | None = None,
 ) -> dict[str, Any]:
-    """The content of `build/demo/result.json`. Times are seconds since `kubectl apply`."""
+    """The content of `build/demo/result.json`. Times are seconds since `kubectl apply`; those of a
+    query are of its last outage."""
     queries = []
     for name in history.queries():
-        outage = history.outage(name, lost_at_s)
+        outage = history.outage(name, lost_at_s if again_at_s is None else again_at_s)
         queries.append(
             {
                 "name": name,
@@ -103,6 +105,7 @@ def result(
         "plans": [{"at": round(at_s, 2), "order": list(order)} for at_s, order in history.plans],
         "longestPauseSeconds": {q: round(pause_s, 2) for q, pause_s in pauses.items()},
         "nodesLostAt": round(lost_at_s, 2),
+        "nodesLostAgainAt": again_at_s and round(again_at_s, 2),
         "durationSeconds": round(history.ended_s, 2),
         "queries": queries,
         "events": [

@@ -268,6 +268,7 @@ class Scenario:
             restored_from=restored_from,
             pauses=pauses,
             failed=wrong,
+            again_at_s=self._again_at_s,
         )
         (self.build / "result.json").write_text(json.dumps(document, indent=2) + "\n")
         title = f"Rekindle: flights loses {len(loss.nodes)} nodes at once"
