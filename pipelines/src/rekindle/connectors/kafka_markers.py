@@ -183,8 +183,9 @@ class Markers:
 
     def _create(self, replicas: int) -> None:
         """On as many brokers as the topic of the rows, and acknowledged by as many."""
-        name = "min.insync.replicas"
-        config = {**_CONFIG, name: str(self._config()[name].value)}
+        config, of_rows, name = dict(_CONFIG), self._config(), "min.insync.replicas"
+        if name in of_rows:
+            config[name] = str(of_rows[name].value)
         topic = admin.NewTopic(self._markers, 1, replicas, config=config)
         future = self._admin.create_topics([topic], request_timeout=REQUEST_S)[self._markers]
         try:

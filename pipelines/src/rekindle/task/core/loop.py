@@ -1,10 +1,10 @@
 """Which epochs the chain computes in one call, and what is retried. Pure.
 
-A call takes as many epochs as are complete, bounded in epochs, rows and bytes, up to the last
-checkpoint epoch among them (docs/decisions/0073). Its outputs are appended to the log one after
-another; only then is the state after it the task's state. A transient failure is retried after a
-back-off; a call that does not fit into memory is retried as a smaller one, after a restart of the
-engine. Does not know the log, Spark or sinks.
+A call takes as many epochs as are complete, bounded in epochs, rows and bytes, and never goes
+beyond a checkpoint epoch. Its outputs are appended to the log one after another; only then is the
+state after it the task's state. A transient failure is retried after a back-off; a call that does
+not fit into memory is retried as a smaller one, after a restart of the engine. Does not know the
+log, Spark or sinks.
 
 A tentative epoch is a call on a fork of the state: its result is written to a branch of the log,
 and never enters the state, a checkpoint or a digest. If it fails for any reason, it is left out:
@@ -174,11 +174,10 @@ class LoopCore:
         sizes: CallSizes,
         *,
         takes_again: bool = False,
-        may_be_tentative: bool = False,
     ) -> None:
         """`takes_again`: epochs that were taken but did not fit into the call are not kept for the
         next one, since a tentative epoch may come before them; they are taken again."""
-        self._takes_again, self._may_be_tentative = takes_again, may_be_tentative
+        self._takes_again = takes_again
         self._tentative: tuple[int, int] | None = None  # attempt and epoch, if such is in the call
         self._fork: State | None = None  # of the tentative branch, while there is one
         self.state = state
@@ -209,14 +208,12 @@ class LoopCore:
     # -- taking ----------------------------------------------------------------------------------
 
     def _take(self) -> list[LoopEffect]:
-        """Up to the last checkpoint epoch that fits. A task that is behind takes many intervals at
-        once and saves the last one: the price of a call hardly depends on its epochs. One that may
-        be tentative takes one, since no tentative epoch is processed during a call."""
         self._enter(LoopPhase.TAKING)
-        interval, bounds = self._checkpoint_interval_epochs, self._sizes.bounds
-        first = interval - (self.state.epoch + 1) % interval
-        rest = 0 if self._may_be_tentative else max(0, bounds.max_epochs - first)
-        return [TakeEpochs(bounds.with_max_epochs(first + rest // interval * interval))]
+        done = self.state.epoch + 1
+        until_checkpoint = (
+            self._checkpoint_interval_epochs - done % self._checkpoint_interval_epochs
+        )
+        return [TakeEpochs(self._sizes.bounds.with_max_epochs(until_checkpoint))]
 
     def epochs_taken(self, epochs: Sequence[EpochInput], now: float) -> list[LoopEffect]:
         """The next complete epochs; none if no epoch was complete in time."""
@@ -275,7 +272,7 @@ class LoopCore:
 
     def _process(self, now: float) -> list[LoopEffect]:
         self._enter(LoopPhase.PROCESSING)
-        self._call = self._up_to_checkpoint(take_ready(deque(self._taken), self._sizes.next_call))
+        self._call = take_ready(deque(self._taken), self._sizes.next_call)
         self._began = now
         try:
             for epoch in self._call:
@@ -285,11 +282,6 @@ class LoopCore:
                 return self.tentative_failed(str(error), now)
             return [GiveUp(error)]
         return [self._process_call()]
-
-    def _up_to_checkpoint(self, epochs: Sequence[EpochInput]) -> Sequence[EpochInput]:
-        """Up to the last checkpoint epoch among them: there is a state only where a call ends."""
-        ends = [n for n, epoch in enumerate(epochs, start=1) if self._is_checkpoint(epoch)]
-        return epochs[: ends[-1]] if ends else epochs
 
     def _process_call(self) -> ProcessEpochs:
         if self._tentative is None:

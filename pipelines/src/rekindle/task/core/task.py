@@ -220,15 +220,14 @@ class TaskCore:
         self._now, settings = now, self._settings
         if self.supervisor.phase is not ProcessPhase.STARTING:
             return []
-        log, consistency = LogPositions(log_base, log_last), settings.consistency
-        if consistency is not None and self.streams is None:
+        log = LogPositions(log_base, log_last)
+        if settings.consistency is not None and self.streams is None:
             self.streams_opened(state.epoch + 1, state.watermark, now)
         loop = LoopCore(
             state,
             settings.checkpoint_interval_epochs,
             sizes or CallSizes.of(settings.memory),
             takes_again=self.streams is not None,
-            may_be_tentative=consistency is not None and consistency.max_delay_s is not None,
         )
         sinks = Sinks(state.epoch, compare_files_from)
         self.parts = Parts(log, loop, sinks)
