@@ -267,7 +267,7 @@ class World:
         cuts = reader.cuts
         match request, outcome:
             case _, None | TimeoutError():
-                cuts.failed()
+                cuts.failed(of_source=isinstance(request, FindEnds | ReadRows))
             case ListRecords(), list(firsts):
                 cuts.listed(firsts, sent_at)
             case ReadRecord(), (CutRecord() | None as record,):

@@ -239,7 +239,7 @@ class TestWatermark:
         propose(cuts, {"0": 12, "1": 4}, {"0": 200}, through=3)
         cuts.created(True, sent_at=1.0, now=1.0)
         cuts.next_request(9)
-        cuts.failed()  # away until epoch 30; then whoever writes first does not close the windows
+        cuts.failed(of_source=True)  # until epoch 30; then whoever writes first closes no windows
         cuts.record_read(None, now=1.0)
         record = propose(cuts, {"0": 20, "1": 4}, {"0": 900}, through=30)
         assert (record.last, record.quiet, record.idle) == (30, {"1": 1}, ())
@@ -247,12 +247,43 @@ class TestWatermark:
         record = propose(cuts, {"0": 20, "1": 4}, {}, through=32)
         assert (record.quiet, record.idle) == ({"0": 2, "1": 3}, ("1",))
 
+    def test_an_outage_counts_over_all_records_that_read_its_backlog(self) -> None:
+        cuts = reader(rule=self.RULE)
+        cuts.next_request(9)
+        cuts.failed(of_source=True)
+        cuts.record_read(None, now=1.0)
+        record = propose(cuts, {"0": 12, "1": 4}, {"0": 200}, through=30, behind="0")
+        assert (record.last, record.quiet) == (3, {"1": 1})
+        cuts.created(True, sent_at=1.0, now=1.0)
+        record = propose(cuts, {"0": 20, "1": 4}, {"0": 900}, through=30)
+        assert (record.last, record.quiet, record.idle) == (30, {"1": 1}, ())
+
+    def test_so_does_one_while_rows_of_a_record_are_read(self) -> None:
+        cuts = PlannedCuts(3, self.RULE)
+        cuts.listed([0], sent_at=0.0)
+        cuts.record_read(FIRST, now=0.0)
+        cuts.next_request(9)
+        cuts.failed(of_source=True)
+        cuts.record_read(None, now=0.0)
+        record = propose(cuts, {"0": 20, "1": 4}, {"0": 900}, through=30)
+        assert (record.last, record.quiet, record.idle) == (30, {"1": 1}, ())
+
+    def test_another_reader_that_reached_the_source_ends_it(self) -> None:
+        cuts = reader(rule=self.RULE)
+        cuts.next_request(3)
+        cuts.failed(of_source=True)
+        other = propose(reader(rule=self.RULE), {"0": 12, "1": 4}, {"0": 200}, through=3)
+        cuts.record_read(other, now=1.0)
+        cuts.record_read(None, now=1.0)
+        record = propose(cuts, {"0": 20, "1": 4}, {"0": 900}, through=5)
+        assert record.quiet == {"1": other.quiet["1"] + 2}
+
     def test_an_outage_does_not_wake_an_idle_split(self) -> None:
         cuts = reader(rule=self.RULE)
         propose(cuts, {"0": 10, "1": 4}, {}, through=9)
         cuts.created(True, sent_at=1.0, now=1.0)
         cuts.next_request(10)
-        cuts.failed()
+        cuts.failed(of_source=True)
         cuts.record_read(None, now=1.0)
         assert propose(cuts, {"0": 11, "1": 4}, {"0": 200}, through=12).idle == ("1",)
 

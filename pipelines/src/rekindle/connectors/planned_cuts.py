@@ -99,7 +99,9 @@ class PlannedCuts:
         self._to_check: CutRecord | None = None  # perhaps in the place of one that was deleted
         self._reach: Reach | None = None  # of the proposal, and how far time had passed
         self._released_through = NO_EPOCH
-        self._had_outage = False  # of the source, since the newest record
+        self._head = NO_EPOCH  # the newest epoch whose time has passed
+        self._outage_since: int | None = None  # the head when the source failed; None: it responds
+        self._outage_through = NO_EPOCH  # the head when it responded again
 
     @property
     def next_epoch(self) -> int:
@@ -113,6 +115,7 @@ class PlannedCuts:
     def next_request(self, released_through: int) -> Request | None:
         """`released_through`: the newest epoch whose time has passed. None: nothing is to be done
         before the next one has."""
+        self._head = released_through
         is_for_next_epoch = isinstance(self._request, FindEnds | ReadRecord)
         if is_for_next_epoch and self.next_epoch > released_through:
             return None
@@ -146,6 +149,8 @@ class PlannedCuts:
 
     def ends_found(self, reach: Reach, released_through: int) -> None:
         self._reach, self._released_through = reach, released_through
+        if self._outage_since is not None:
+            self._outage_since, self._outage_through = None, released_through
         self._request = ReadRows(reach.start, reach.end)
 
     def rows_read(self, end: Position, newest_us: Mapping[str, int]) -> None:
@@ -166,11 +171,12 @@ class PlannedCuts:
             self._knew_all_at, self._known_through = sent_at, record.first
             self._request = FindEnds(record.end)
 
-    def failed(self) -> None:
-        """The request has no result. If the source does not respond, another reader's record may be
-        there meanwhile."""
+    def failed(self, *, of_source: bool = False) -> None:
+        """The request, or the reading of an adopted record's rows, has no result. `of_source`: it
+        does not respond; another reader's record may be there meanwhile."""
+        if of_source:
+            self._outage_since = self._head
         if isinstance(self._request, FindEnds | ReadRows):
-            self._had_outage = True
             self._request = ReadRecord(self.next_epoch) if self._newest else ListRecords()
 
     def _found(self, record: CutRecord, now: float) -> None:
@@ -192,7 +198,9 @@ class PlannedCuts:
             raise self._overtaken(record.first)
 
     def _adopt(self, record: CutRecord) -> None:
-        self._newest, self._had_outage = record, False
+        self._newest = record
+        if self._outage_since is not None and record.last >= self._outage_since:
+            self._outage_since = None  # its reader has reached the source
         if self.next_epoch < self._needed:
             raise self._overtaken(self.next_epoch)
         if record.last >= self._needed:
@@ -214,9 +222,10 @@ class PlannedCuts:
         for split, time_us in newest_us.items():
             newest[split] = max(time_us, newest.get(split, time_us))
         quiet_before, epochs = before.quiet, last - first + 1
-        if self._had_outage:
+        if first <= self._outage_through:
             # While the source did not respond, nobody could write either: they are not quiet.
-            quiet_before, epochs = {s: n for s, n in quiet_before.items() if s in before.idle}, 1
+            quiet_before = {s: n for s, n in quiet_before.items() if s in before.idle}
+            epochs = max(1, last - self._outage_through)
         quiet = {
             split: quiet_before.get(split, 0) + epochs
             for split in reach.caught_up - reach.pending

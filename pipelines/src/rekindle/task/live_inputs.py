@@ -209,7 +209,7 @@ class LiveInputs:
                     return
             except (SourceFailed, StoreError) as error:
                 self._report(error)
-                self._cuts.failed()
+                self._cuts.failed(of_source=isinstance(error, SourceFailed))
                 self._closed.wait(self._backoff.failed())
 
     def _report(self, error: Exception) -> None:
