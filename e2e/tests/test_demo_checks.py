@@ -25,6 +25,7 @@ def _history(first_back: float, second_back: float) -> History:
 def _failures(history: History, **changed: object) -> list[str]:
     arguments: dict[str, object] = {
         "lost_at_s": 9.5,
+        "last_loss_s": 9.5,
         "plan": ["first", "second"],
         "expected_lost": ["first", "second"],
         "survivors": ["keep"],
@@ -97,7 +98,7 @@ def test_the_order_counts_from_the_second_loss(back: tuple[float, float], part: 
             for n, live in states.items()
         ]
         history.sample(float(at_s), {"queries": queries})
-    found = _failures(history, again_at_s=15.5)
+    found = _failures(history, last_loss_s=15.5)
     assert any(part in failure for failure in found) if part else found == []
 
 
@@ -105,6 +106,7 @@ def test_the_result_has_the_times_of_loss_and_recovery() -> None:
     document = result(
         _history(15, 20),
         lost_at_s=9.5,
+        last_loss_s=9.5,
         plan=["first", "second"],
         differences=SAME,
         restored_from={"first": 4},

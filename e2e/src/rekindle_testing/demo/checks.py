@@ -18,6 +18,7 @@ def failures(
     history: History,
     *,
     lost_at_s: float,
+    last_loss_s: float,
     plan: Sequence[str],
     expected_lost: Sequence[str],
     survivors: Sequence[str],
@@ -25,18 +26,17 @@ def failures(
     last_epoch: int,
     restored_from: Mapping[str, int],
     pauses: Mapping[str, float],
-    again_at_s: float | None = None,
 ) -> list[str]:
     """Everything that makes the demo fail, as sentences; empty if it succeeded.
 
-    `lost_at_s`: when the nodes were killed, in seconds since `kubectl apply`; `plan`: the planned
-    order of the queries, as it was when the first one recovered; `restored_from`: epochs of
-    checkpoints; `last_epoch`: the epoch in which the input ends; `pauses`: the longest pauses of
-    the survivors' sinks in seconds; `again_at_s`: when some of the lost queries were lost again.
+    `lost_at_s`: when the nodes were killed, in seconds since `kubectl apply`; `last_loss_s`: when
+    some of the lost queries were lost again, or the same; `plan`: the planned order of the queries,
+    as it was when the first one recovered; `restored_from`: epochs of checkpoints; `last_epoch`:
+    the epoch in which the input ends; `pauses`: the longest pauses of the survivors' sinks in
+    seconds.
     """
     found = []
-    since_s = lost_at_s if again_at_s is None else again_at_s
-    if (newest := history.newest_epoch(since_s)) >= last_epoch:
+    if (newest := history.newest_epoch(last_loss_s)) >= last_epoch:
         found.append(f"the nodes were lost at epoch {newest}, and the input ended at {last_epoch}")
     for query in survivors:
         if pauses[query] > LONGEST_PAUSE_S:
@@ -45,8 +45,8 @@ def failures(
             found.append(f"{query} had replicas left and still was down at {outage.lost_s:.1f} s")
     recovered: list[tuple[float, str]] = []
     for query in expected_lost:
-        outage = history.outage(query, since_s)
-        if outage is None or history.outage(query, lost_at_s) is None:
+        outage = history.outage(query, last_loss_s)
+        if outage is None:
             found.append(f"{query} lost its only task, and the status did not report it")
         elif outage.live_s is None:
             found.append(f"{query} did not recover")
@@ -72,18 +72,18 @@ def result(
     history: History,
     *,
     lost_at_s: float,
+    last_loss_s: float,
     plan: Sequence[str],
     differences: Mapping[str, Difference],
     restored_from: Mapping[str, int],
     pauses: Mapping[str, float],
     failed: Sequence[str],
-    again_at_s: float | None = None,
 ) -> dict[str, Any]:
     """The content of `build/demo/result.json`. Times are seconds since `kubectl apply`; those of a
     query are of its last outage."""
     queries = []
     for name in history.queries():
-        outage = history.outage(name, lost_at_s if again_at_s is None else again_at_s)
+        outage = history.outage(name, last_loss_s)
         queries.append(
             {
                 "name": name,
@@ -105,7 +105,6 @@ def result(
         "plans": [{"at": round(at_s, 2), "order": list(order)} for at_s, order in history.plans],
         "longestPauseSeconds": {q: round(pause_s, 2) for q, pause_s in pauses.items()},
         "nodesLostAt": round(lost_at_s, 2),
-        "nodesLostAgainAt": again_at_s and round(again_at_s, 2),
         "durationSeconds": round(history.ended_s, 2),
         "queries": queries,
         "events": [

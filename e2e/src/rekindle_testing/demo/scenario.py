@@ -92,7 +92,7 @@ class Scenario:
         self.screen = screen
         self.build = build
         self._loses_again = loses_again
-        self._again_at_s: float | None = None
+        self._last_loss_s = 0.0
         self._resource = flights.topology_resource(NAME, SPEEDUP)
         self._reference = Reference(self._resource, cluster.shared, build)
         name, spec = load_topology(self._resource)
@@ -154,6 +154,7 @@ class Scenario:
         )
         self.screen.print(f"[red]SIGKILL[/] of {', '.join(loss.nodes)}")
         self.cluster.kill_nodes(list(loss.nodes))
+        self._last_loss_s = at_s
         return at_s, loss
 
     def _recover(self, observer: Observer, loss: NodeLoss) -> dict[str, int]:
@@ -201,7 +202,7 @@ class Scenario:
         selector = f"{names.LABEL_TOPOLOGY}={NAME},{names.LABEL_ROLE}={names.ROLE_COORDINATOR}"
         killed = [*self.cluster.pods(selector), self.cluster.leading_operator_pod()]
         text = f"{first} and {second} die, and {', '.join(p.metadata.name for p in killed)}"
-        self._again_at_s = observer.add_event("lost", text)
+        self._last_loss_s = observer.add_event("lost", text)
         self.screen.print(f"[red]SIGKILL[/] again: {text}")
         self.cluster.kill_nodes([first, second])
         for pod in killed:
@@ -246,11 +247,11 @@ class Scenario:
     ) -> list[str]:
         pauses = self._pauses(observer, lost_at_s, loss)
         differences = self._reference.compare(self._resource)
-        since_s = self._again_at_s or lost_at_s
-        plan = observer.history.plan_of_recovery(since_s, loss.lost_queries)
+        plan = observer.history.plan_of_recovery(self._last_loss_s, loss.lost_queries)
         wrong = failures(
             observer.history,
             lost_at_s=lost_at_s,
+            last_loss_s=self._last_loss_s,
             plan=plan,
             expected_lost=loss.lost_queries,
             survivors=loss.survivors,
@@ -258,17 +259,16 @@ class Scenario:
             last_epoch=last,
             restored_from=restored_from,
             pauses=pauses,
-            again_at_s=self._again_at_s,
         )
         document = result(
             observer.history,
             lost_at_s=lost_at_s,
+            last_loss_s=self._last_loss_s,
             plan=plan,
             differences=differences,
             restored_from=restored_from,
             pauses=pauses,
             failed=wrong,
-            again_at_s=self._again_at_s,
         )
         (self.build / "result.json").write_text(json.dumps(document, indent=2) + "\n")
         title = f"Rekindle: flights loses {len(loss.nodes)} nodes at once"
@@ -283,15 +283,14 @@ class Scenario:
     def _pauses(self, observer: Observer, lost_at_s: float, loss: NodeLoss) -> dict[str, float]:
         """The survivors' longest pauses between the first loss and the last recovery."""
         history = observer.history
-        since_s = self._again_at_s or lost_at_s
-        outages = [history.outage(query, since_s) for query in loss.lost_queries]
+        outages = [history.outage(query, self._last_loss_s) for query in loss.lost_queries]
         returns = [o.live_s for o in outages if o is not None and o.live_s is not None]
         began = time.time() - observer.now()
-        from_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
+        since_s, until_s = began + lost_at_s, began + max(returns, default=history.ended_s)
         output = self.cluster.shared / NAME / "output"
         epoch_s = self.topology.spec.epoch_interval / 1e6
         return {
-            q: longest_pause(file_write_times(output / q), from_s, until_s, epoch_s)
+            q: longest_pause(file_write_times(output / q), since_s, until_s, epoch_s)
             for q in loss.survivors
         }
 
