@@ -36,7 +36,6 @@ STEPS: Mapping[str, Sequence[str]] = {
     "kubelets": _tests("kubelet and not smoke"),
     "smoke": _make("smoke"),
     "demo": _make("demo"),
-    "demo-again": _make("demo", "AGAIN=1"),
     "chaos": _make("chaos", "SEED=1 2 3", "ROUNDS=8"),
     "fuzz": _make("fuzz"),
     "bench": _make("bench"),
