@@ -175,7 +175,7 @@ def lose(cluster: ModelCluster, segment: str, *more: str) -> None:
 def preempted(cluster: ModelCluster) -> list[str]:
     """What each Event says was taken away: segment, what it was."""
     notes = [e.note for e in cluster.events if e.reason == "Preempted"]
-    whats = [note.split(", ")[1].split(" whose")[0] for note in notes]
+    whats = [note.split(", ")[1].split(":")[0].split(" whose")[0] for note in notes]
     return sorted(f"{n.split('/')[0]}: {what}" for n, what in zip(notes, whats, strict=True))
 
 
@@ -226,6 +226,34 @@ def test_what_answers_is_not_taken_away() -> None:
         cluster.settle()
     assert set(cluster.query_states().values()) == {"Live"}
     assert preempted(cluster) == []
+
+
+@pytest.mark.parametrize("has_served", [False, True])
+def test_a_spare_replica_that_has_never_served_makes_room(has_served: bool) -> None:
+    """It got the node that had joined before the loss of `daily` was noticed; its partner answers
+    alone. One that has served stays."""
+    spec = spec_of_two_queries()
+    spec["operators"][-1]["replicas"] = 1
+    cluster = ModelCluster()
+    cluster.checkpoint_epoch = 40
+    cluster.add_topology("flights", spec)
+    for name in "abcdef":
+        cluster.add_node(name, cpu_m=650, memory=1900 << 20)  # one task each
+    cluster.settle()
+    lose(cluster, "hot-0-1")
+    spare = "flights-hot-0-1-2"
+    if not has_served:
+        cluster.stuck.add(spare)
+        cluster.task_reports[spare] = {"phase": "Restoring", "stableEpoch": -1}
+    cluster.add_node("g", cpu_m=650, memory=1900 << 20)
+    cluster.settle()
+    assert cluster.tasks()[spare].node == "g"
+    lose(cluster, "daily-0")
+    assert cluster.query_states() == {
+        "alerts": "Live",
+        "dashboard": "Waiting" if has_served else "Live",
+    }
+    assert preempted(cluster) == ([] if has_served else ["hot: a spare replica"])
 
 
 def test_a_query_in_blocking_mode_takes_nothing_away() -> None:

@@ -3,7 +3,7 @@
 Only while nothing else may change soon: the query's pods have waited for some seconds, the plan
 opens no gate, and what tasks that end on usable nodes leave free would not suffice for it. A task
 is offered only if its queries wait, according to this pass and to the status, and to a coordinator
-that reports.
+that reports; or if it is a spare replica that has never served, of whatever query.
 
 Design: docs/design/recovery.md#preemption.
 """
@@ -75,9 +75,10 @@ def _deletion(
     topology, query = plan_input.context.view, preemption.query
     of_topology, name = query.key
     of = "" if of_topology == topology.key else f" of {of_topology}"
-    what = "a spare replica" if pod.is_spare else f"a task of priority {pod.priority}"
+    task = f"a task of priority {pod.priority} whose queries are down"
+    what = "a spare replica" if pod.is_spare else task
     why = f"{name}{of} (priority {query.priority}) is down and needs its capacity"
-    note = f"{state.name} on {pod.node} is taken away, {what} whose queries are down: {why}"
+    note = f"{state.name} on {pod.node} is taken away, {what}: {why}"
     return [
         EmitEvent(
             topology.namespace,
@@ -156,13 +157,14 @@ def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[Take
     found = []
     for group, states in by_partition.items():
         of = users[states[0].slot.segment]
-        if not all(_is_down(plan_input, query, waiting) for query in of):
-            continue
+        answers = not all(_is_down(plan_input, query, waiting) for query in of)
         # The state is in the one that stays: the newest one of those that serve.
         kept = min(states, key=lambda s: (-_epoch_served(context, s), s.slot.replica_index))
         for state in states:
+            if state.pod is None or (answers and state.pod.was_ready):
+                continue
             is_spare = state is not kept and _can_stand_for(context, kept, state)
-            if state.pod is None or not (is_spare or may_take_others):
+            if not is_spare and (answers or not may_take_others):
                 continue
             found.append(
                 TakeablePod(

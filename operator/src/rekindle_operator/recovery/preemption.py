@@ -1,7 +1,8 @@
 """Which running pods to take away so that a query that is down can come back. Pure.
 
-Availability goes before redundancy: first spare replicas of what is down, then tasks whose queries
-do not answer anyway and have a lower priority, the lowest first. What answers is never offered.
+Availability goes before redundancy: first spare replicas of what is down or that have never served,
+then tasks whose queries do not answer anyway and have a lower priority, the lowest first. What
+answers is never offered.
 No pod is taken without which the query would start too.
 
 Design: docs/design/recovery.md#preemption.
@@ -35,7 +36,7 @@ class PodOnNode:
 
 @dataclass(frozen=True, slots=True)
 class TakeablePod(PodOnNode):
-    """A task that runs, of which no query answers. `users`: the queries that need its partition.
+    """A task that runs, and with which no query answers. `users`: the queries that need its partition.
     `is_spare`: another replica of the partition has its state and stays."""
 
     users: frozenset[tuple[str, str]]
