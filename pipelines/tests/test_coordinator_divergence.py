@@ -25,7 +25,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.digest import chain_digest, chained_digest_from
-from rekindle.topology.model import Partition, Slot
+from rekindle.topology.model import Partition, Slot, partition_of
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
@@ -1339,6 +1339,30 @@ def test_what_a_replica_too_many_saves_is_committed(replicas: int) -> None:
         REPLICAS[1], saved, {LEFT: list(tasks)}, lambda task: False
     )
     assert found == (list(saved) if replicas == 1 else [])
+
+
+@pytest.mark.parametrize(("behind", "is_committed"), [(39, False), (40, True), (20, True)])
+def test_an_entry_waits_for_the_agreement_of_what_it_has_read(
+    behind: int, is_committed: bool
+) -> None:
+    """Replica 0 of `left` has computed epoch 40, which its reader has saved; replica 1 is behind,
+    or agrees, or is so far behind that nothing waits for it."""
+    containment, tasks = Containment(), Membership()
+    containment.comparison.configured({LEFT: 2, partition_of(BOTH): 1})
+    pods = (Pod(s.key, s, 1, s.key, may_be_running=True, was_ready=True) for s in (*REPLICAS, BOTH))
+    tasks.pods_listed(pods, 0.0)
+    for slot, epoch in zip((*REPLICAS, BOTH), (40, behind, 40), strict=True):
+        by = Computation(slot, 1, slot.key)
+        response = response_of(by, TaskPhase.LIVE, {epoch: EpochDigests("-1:c", "d", "s")})
+        response = replace(response, stable_epoch=epoch)
+        task = tasks.get(slot)
+        assert task is not None
+        tasks.answered(task, response, 0.0)
+        containment.observed(slot, response, tasks, None, Committer(2))
+    saved = response.checkpoints
+    replicas = {LEFT: [t for t in tasks if t.partition == LEFT], partition_of(BOTH): []}
+    found = containment.committable_entries(BOTH, saved, replicas, lambda task: False)
+    assert found == (list(saved) if is_committed else [])
 
 
 def test_readers_that_are_discovered_late_compute_again() -> None:

@@ -211,34 +211,54 @@ class Containment:
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[EntryRef]:
-        """The entries of a task that may be committed: no entry if the replica is untrusted;
-        otherwise those at epochs whose result two computations have had, this boot among them, or
-        on which all other replicas agree with it, including copies and those that catch up, except
-        replicas that are far behind. (It is not enough that a lender and its copy agree: a
-        third replica, a few epochs behind, may show that both are wrong.)"""
+        """The entries of a task that may be committed: none if the replica is untrusted; otherwise
+        those at epochs that are settled for it, and for all trusted replicas upstream that have
+        reached them, of which it may have read any. `replicas`: of its partition and of all
+        upstream, without partitions that are not compared."""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
-        kept = [d for d in done if through is None or d.epoch <= through]
-        if not self.comparison.is_compared(slot):  # one more than the partition has by now
-            return kept
-        witnessed = self.comparison.witnessed_by(slot)
-        others = [
-            (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
-            for t in replicas.get(partition, ())
-            if t.slot != slot and self.comparison.is_compared(t.slot)
-            if t.response and t.phase.serves and not is_suspected(t)
+        serving = {
+            p: [
+                t
+                for t in tasks
+                if t.response and t.phase.serves and not is_suspected(t)
+                if self.comparison.is_compared(t.slot)
+            ]
+            for p, tasks in replicas.items()
+        }
+        read = [
+            t
+            for p, tasks in serving.items()
+            if p != partition
+            for t in tasks
+            if not self.comparison.is_untrusted(t.slot)
         ]
         return [
             d
-            for d in kept
-            if d.epoch <= witnessed
-            or all(
-                reached < d.epoch - AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
-                for reached, agreed in others
+            for d in done
+            if through is None or d.epoch <= through
+            if self._is_settled(slot, d.epoch, serving.get(partition, ()))
+            if all(
+                _reached(t) < d.epoch or self._is_settled(t.slot, d.epoch, serving[t.partition])
+                for t in read
             )
         ]
+
+    def _is_settled(self, slot: Slot, epoch: int, serving: Iterable[Task]) -> bool:
+        """Whether two computations have had a replica's result of an epoch, its boot among them, or
+        all others that serve agree with it, including copies and those that catch up, except
+        replicas that are far behind. (It is not enough that a lender and its copy agree: a third
+        replica, a few epochs behind, may show that both are wrong.)"""
+        if not self.comparison.is_compared(slot):  # one more than the partition has by now
+            return True
+        return epoch <= self.comparison.witnessed_by(slot) or all(
+            _reached(t) < epoch - AGREEMENT_WAIT_EPOCHS
+            or epoch <= self.comparison.agree_through(slot, t.slot)
+            for t in serving
+            if t.slot != slot
+        )
 
     # --- report ---
 
@@ -304,6 +324,10 @@ class Containment:
             for segment in self._generation.topology.segments
             if partition.index < segment.partitions and mine & set(operator_ids[segment.id])
         ]
+
+
+def _reached(task: Task) -> int:
+    return task.response.stable_epoch if task.response is not None else NO_EPOCH
 
 
 def _computations(task: Task) -> list[Computation]:

@@ -51,7 +51,7 @@ from rekindle.coordinator.model import (
     StepDown,
     WriteManifest,
 )
-from rekindle.coordinator.tasks.graph import Graph, build_graph
+from rekindle.coordinator.tasks.graph import Graph, build_graph, upstream
 from rekindle.coordinator.tasks.input_gaps import InputGaps
 from rekindle.coordinator.tasks.lending import Lending, may_be_live
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
@@ -358,12 +358,14 @@ class Coordinator:
         manifest, graph = self.committer.own_manifest, self._graph
         if self.ready and manifest is not None and graph is not None:
             sinks = assigned_sinks(graph, manifest, slot.segment)
-            done = committable(response, sinks)
-            others = {} if mixed else self._replicas
-            committable_entries = self.containment.committable_entries(
-                slot, done, others, self.is_suspected
-            )
-            self.committer.entries_saved(slot, committable_entries)
+            done = self.committer.unknown_entries(partition, committable(response, sinks))
+            if done:
+                read = {partition, *upstream(graph, partition)}
+                others = {p: self._replicas[p] for p in read if p in self._replicas}
+                not_compared = mixed_engines(others)
+                others = {p: tasks for p, tasks in others.items() if p not in not_compared}
+                done = self.containment.committable_entries(slot, done, others, self.is_suspected)
+                self.committer.entries_saved(slot, done)
 
     def _assign_restore(self, task: Task, now: float) -> list[Effect]:
         """Assign a restore point to a task that has just reported that it has none, and only then.

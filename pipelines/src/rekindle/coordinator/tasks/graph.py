@@ -70,3 +70,14 @@ def downstream(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
         if any(upstream in reached for upstream in graph.inputs[one]):
             reached.add(one)
     return tuple(one for one in graph.partitions if one in reached and one != partition)
+
+
+def upstream(graph: Graph, partition: Partition) -> frozenset[Partition]:
+    """All partitions that it reads, directly or indirectly."""
+    found: set[Partition] = set()
+    left = [partition]
+    while left:
+        inputs = graph.inputs.get(left.pop(), ())
+        left += [p for p in inputs if p not in found]
+        found.update(inputs)
+    return frozenset(found)
