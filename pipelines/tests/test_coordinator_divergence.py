@@ -1354,7 +1354,7 @@ def test_an_entry_waits_for_the_agreement_of_what_it_has_read(
     for slot, epoch in zip((*REPLICAS, BOTH), (40, behind, 40), strict=True):
         by = Computation(slot, 1, slot.key)
         response = response_of(by, TaskPhase.LIVE, {epoch: EpochDigests("-1:c", "d", "s")})
-        response = replace(response, stable_epoch=epoch)
+        response = response.model_copy(update={"stable_epoch": epoch})
         task = tasks.get(slot)
         assert task is not None
         tasks.answered(task, response, 0.0)

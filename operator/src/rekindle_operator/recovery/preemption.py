@@ -36,8 +36,8 @@ class PodOnNode:
 
 @dataclass(frozen=True, slots=True)
 class TakeablePod(PodOnNode):
-    """A task that runs, and with which no query answers. `users`: the queries that need its partition.
-    `is_spare`: another replica of the partition has its state and stays."""
+    """A task that runs, and with which no query answers. `users`: the queries that need its
+    partition. `is_spare`: another replica of the partition has its state and stays."""
 
     users: frozenset[tuple[str, str]]
     priority: int  # the highest of its users
