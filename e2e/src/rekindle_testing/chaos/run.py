@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from rekindle_testing.chaos import topologies
-from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.chaos.freshness import Freshness
 from rekindle_testing.chaos.injector import Injector
 from rekindle_testing.chaos.plan import (
@@ -39,6 +38,7 @@ from rekindle_testing.chaos.task_samples import upstream_of
 from rekindle_testing.embedded.processes import ChildProcesses
 from rekindle_testing.harness.any_cluster import SHARED_MOUNT_PATH
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.evidence import keep_evidence
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.harness.oracle import Reference
 from rekindle_testing.harness.pod_log_archive import PodLogArchive
@@ -122,7 +122,7 @@ def run_seed(
             if failure:
                 on_progress(f"seed {seed}: FAILED: {failure}")
                 texts = {"plan.txt": str(plan), "failure.txt": failure, "steps.txt": run.steps}
-                keep_evidence(evidence, run.cluster, run.log_archive, texts)
+                keep_evidence(evidence, run.cluster, texts, run.log_archive)
                 shutil.copytree(run.expected, evidence / "expected", dirs_exist_ok=True)
         shutil.copyfile(run.history, evidence / "history.jsonl")
     result = SeedResult(seed, tuple(run.results), failure, evidence if failure else None)

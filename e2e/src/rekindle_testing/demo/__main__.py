@@ -14,6 +14,7 @@ from pathlib import Path
 from rekindle_testing.demo.scenario import Scenario
 from rekindle_testing.demo.screen import Screen
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.evidence import keep_evidence
 from rekindle_testing.harness.nodes import NodeResources
 from rekindle_testing.paths import ROOT
 
@@ -41,7 +42,7 @@ def main() -> int:
         with ThreadPoolExecutor(1) as pool:
             reference = pool.submit(scenario.execute_reference)
             with cluster, contextlib.ExitStack() as on_failure:
-                on_failure.callback(cluster.keep_logs, build / "logs")
+                on_failure.callback(keep_evidence, build / "evidence", cluster, {})
                 wrong = scenario.run(reference)
                 if not wrong:
                     on_failure.pop_all()

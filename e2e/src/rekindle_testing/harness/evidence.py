@@ -1,4 +1,4 @@
-"""Collects the logs, API objects and outputs of a failed chaos run."""
+"""Collects the logs, API objects and outputs of an embedded cluster on which something failed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _OBJECTS = "nodes,pods,streamtopologies,configmaps,leases,deployments,replicaset
 def keep_evidence(
     directory: Path,
     cluster: EmbeddedCluster,
-    log_archive: PodLogArchive,
     texts: Mapping[str, str],
+    log_archive: PodLogArchive | None = None,
 ) -> None:
     """Into `directory`: `texts` by file name, logs of all processes, objects of the cluster, and
-    what the topologies wrote. A step that fails does not stop the others."""
+    what the topologies wrote. A step that fails does not stop the others. `log_archive`: has the
+    logs of pods that are gone."""
+    directory.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         (directory / name).write_text(text + "\n")
     kubectl = cluster.control_plane.kubectl
     steps: list[Callable[[], object]] = [
-        lambda: log_archive.copy_to(directory / "logs" / "pods"),
         lambda: cluster.keep_logs(directory / "logs"),
         lambda: shutil.copytree(cluster.shared, directory / "shared", dirs_exist_ok=True),
         lambda: (directory / "objects.yaml").write_text(
@@ -36,6 +37,8 @@ def keep_evidence(
             kubectl("get", "events", "-A", "--sort-by=.metadata.creationTimestamp")
         ),
     ]
+    if log_archive is not None:
+        steps.insert(0, lambda: log_archive.copy_to(directory / "logs" / "pods"))
     for step in steps:
         with contextlib.suppress(OSError, EmbeddedError, shutil.Error):
             step()

@@ -1,4 +1,4 @@
-"""The evidence of a failed chaos run."""
+"""The evidence of a failure on an embedded cluster."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from rekindle_testing.chaos.evidence import keep_evidence
 from rekindle_testing.embedded.errors import EmbeddedError
 from rekindle_testing.harness.cluster import EmbeddedCluster
+from rekindle_testing.harness.evidence import keep_evidence
 from rekindle_testing.harness.nodes import ProcessNodes
 from rekindle_testing.harness.pod_log_archive import PodLogArchive
 
@@ -38,9 +38,8 @@ class _Cluster:
 def test_evidence_is_kept_also_without_the_api(responds: bool, tmp_path: Path) -> None:
     cluster: Any = _Cluster(tmp_path, responds=responds)
     evidence = tmp_path / "evidence"
-    evidence.mkdir()
     log_archive = PodLogArchive(ProcessNodes(), tmp_path / "nodes", tmp_path / "kept")
-    keep_evidence(evidence, cast(EmbeddedCluster, cluster), log_archive, {"failure.txt": "stuck"})
+    keep_evidence(evidence, cast(EmbeddedCluster, cluster), {"failure.txt": "stuck"}, log_archive)
     assert (evidence / "failure.txt").read_text() == "stuck\n"
     assert (evidence / "logs" / "etcd.log").read_text() == "started"
     assert (evidence / "shared" / "meters" / "rows.jsonl").exists()
