@@ -68,6 +68,20 @@ def test_a_coordinator_that_never_starts_is_replaced_elsewhere(
     assert term["preference"]["matchFields"][0]["values"] == [bad]
 
 
+def test_a_coordinator_on_a_node_that_died_before_it_came_is_replaced_soon(
+    running: ModelCluster,
+) -> None:
+    """The scheduler chose the node just before it became NotReady, like most others. Nobody knows
+    whether they are lost: their kubelets respond, and only this coordinator could report."""
+    bind_new_coordinator(running, phase="Pending")
+    bad = running.coordinator().node
+    good = next(name for name in running.nodes if name != bad)
+    for name in running.nodes.keys() - {good}:
+        running.nodes[name] = replace(running.nodes[name], ready=False)
+    pass_time(running, 15)
+    assert running.coordinator().node == good
+
+
 def reserve_coordinator(running: ModelCluster, incarnation: int) -> None:
     status = running.status("flights")
     status["slots"] = [

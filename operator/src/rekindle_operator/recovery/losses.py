@@ -85,6 +85,7 @@ class LossAssessment:
     unreachable_by_coordinator: frozenset[tuple[str, str]] = frozenset()
     # Not lost, but their kubelets do not respond now.
     unresponsive_nodes: frozenset[str] = frozenset()
+    not_ready: frozenset[str] = frozenset()  # by Kubernetes, lost or not
     freshly_reported: frozenset[str] = frozenset()  # uids of topologies with a fresh report
     why_not_lost: str = ""
     # uid of a topology, and a lost node of which only its report says that it works: its own pods
@@ -107,8 +108,10 @@ class LossAssessment:
 
     def awaits_unresponsive_kubelet(self, pod: PodView) -> bool:
         """It never ran: the kubelet of the node that the scheduler chose has not accepted it, and
-        does not respond. Nothing is lost with it."""
-        return pod.node in self.unresponsive_nodes and not pod.accepted_by_kubelet
+        does not respond, to the operator or to the API server. Nothing is lost with it. It may be
+        the coordinator whose report would tell that the node is lost."""
+        silent = self.unresponsive_nodes | self.not_ready
+        return pod.node in silent and not pod.accepted_by_kubelet
 
 
 def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessment:
@@ -172,6 +175,7 @@ def assess_nodes(snapshot: Snapshot, now: float, timing: Timing) -> LossAssessme
         usable_nodes=usable,
         unreachable_by_coordinator=unreachable_by_coordinator,
         unresponsive_nodes=unresponsive_nodes,
+        not_ready=frozenset(name for name, node in nodes.items() if not node.ready),
         freshly_reported=evidence.freshly_reported,
         why_not_lost=unready.why_not_lost,
         alive_reports=frozenset(v for v in evidence.alive_reports if v[1] in unready.contradicted),
