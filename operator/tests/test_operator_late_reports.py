@@ -513,6 +513,23 @@ def test_nodes_of_operator_replicas_are_lost_while_most_nodes_are_not_ready() ->
     assert lost(responding) == set(), "the control plane has failed, not the nodes"
 
 
+def test_nodes_that_never_responded_to_this_operator_are_lost_while_most_are_not_ready() -> None:
+    """They joined and died before it became the leader, and their tasks have reported nothing."""
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 10)
+    dead = {"a": never, "b": never, "c": ANSWERS}
+
+    def lost_with(kubelets: Mapping[str, ProbeResults], pods: Mapping[str, ProbeResults]) -> object:
+        snapshot = world(kubelets, pods)
+        nodes = tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes)
+        return lost(replace(snapshot, nodes=nodes))
+
+    assert lost_with(dead, dead) == {"a", "b"}
+    assert lost_with(dead, ALL) == set(), "pods respond"
+    assert lost_with(ALL, dead) == set(), "kubelets respond"
+    silent = dict.fromkeys("abc", never)
+    assert lost_with(silent, silent) == set(), "nobody responds: this operator may be cut off"
+
+
 def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, {})

@@ -8,9 +8,10 @@ A coordinator belongs to a tenant. What it alone claims, while neither the kubel
 the node has responded to the operator for long, or ever, keeps the pods of its own topology only.
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
-lost whose kubelet used to respond and no longer does; and a node of which a fresh report says that
-none of its tasks responds, unless a task responds on more than half of the NotReady nodes that
-fresh reports name.
+lost whose kubelet used to respond and no longer does, or whose kubelet and pods have been silent
+for long while others respond: an operator that leads since a moment has never heard from it. And a
+node is lost of which a fresh report says that none of its tasks responds, unless a task responds on
+more than half of the NotReady nodes that fresh reports name.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def assess_unready(
     most_unready = 2 * len(unready) > len(snapshot.nodes)
     most_work = most_unready and 2 * len(alive) > len(reported)
     # Where a second source, a report or the silent kubelet, says that the node is lost.
-    confirmed = silent if most_work else evidence.reported_nodes | silent
+    silent_for_long = nodes_silent_for_long(snapshot, now, timing)
+    confirmed = silent if most_work else evidence.reported_nodes | silent | silent_for_long
 
     # A report that calls a task silent outweighs that its process responds to the operator.
     silent_pods = evidence.silent_pods
@@ -68,7 +70,7 @@ def assess_unready(
     not_silent = nodes_not_silent_to_probes(snapshot, now, timing, without=silent_pods)
     contradicted = frozenset[str]()
     if alive and not most_unready:
-        contradicted = nodes_silent_for_long(snapshot, now, timing) & reported_alive
+        contradicted = silent_for_long & reported_alive
     may_work = reported_alive - contradicted | responding | not_silent
 
     def is_lost(node: NodeView) -> bool:
