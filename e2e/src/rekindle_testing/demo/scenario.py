@@ -30,7 +30,7 @@ from rekindle_testing.harness.sinks import file_write_times, longest_pause
 from rekindle_testing.waiting import wait_for
 
 NAME = "flights"
-SPEEDUP = 108_000  # 1.25 times the example's pace: a year in five minutes; a slow start may take half of it
+SPEEDUP = 108_000  # a year in five minutes, of which a slow start may take half
 T = TypeVar("T")
 
 
