@@ -51,7 +51,7 @@ from rekindle.coordinator.model import (
     StepDown,
     WriteManifest,
 )
-from rekindle.coordinator.tasks.graph import Graph, build_graph, upstream
+from rekindle.coordinator.tasks.graph import Graph, build_graph
 from rekindle.coordinator.tasks.input_gaps import InputGaps
 from rekindle.coordinator.tasks.lending import Lending, may_be_live
 from rekindle.coordinator.tasks.membership import Membership, Task, coordinator_is_isolated
@@ -360,11 +360,9 @@ class Coordinator:
             sinks = assigned_sinks(graph, manifest, slot.segment)
             done = self.committer.unknown_entries(partition, committable(response, sinks))
             if done:
-                read = {partition, *upstream(graph, partition)}
-                others = {p: self._replicas[p] for p in read if p in self._replicas}
-                not_compared = mixed_engines(others)
-                others = {p: tasks for p, tasks in others.items() if p not in not_compared}
-                done = self.containment.committable_entries(slot, done, others, self.is_suspected)
+                done = self.containment.committable_entries(
+                    slot, done, self._replicas, graph, self.is_suspected
+                )
                 self.committer.entries_saved(slot, done)
 
     def _assign_restore(self, task: Task, now: float) -> list[Effect]:

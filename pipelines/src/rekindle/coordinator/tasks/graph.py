@@ -26,6 +26,7 @@ class Graph:
     streams: Mapping[str, str]  # segment id -> operator id of its stream
     queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> queries of its stream
     sources: Mapping[str, tuple[Partition, ...]]  # segment id -> source partitions upstream
+    upstream: Mapping[str, tuple[Partition, ...]]  # segment id -> partitions of all segments above
 
 
 def build_graph(topology: Topology) -> Graph:
@@ -33,6 +34,7 @@ def build_graph(topology: Topology) -> Graph:
     consumers: dict[Partition, list[Partition]] = {}
     inputs: dict[Partition, tuple[Partition, ...]] = {}
     sources: dict[str, tuple[Partition, ...]] = {}
+    above: dict[str, tuple[Partition, ...]] = {}
     for segment in topology.segments:
         for index in range(segment.partitions):
             mine = Partition(segment.id, index)
@@ -50,6 +52,8 @@ def build_graph(topology: Topology) -> Graph:
             sources[segment.id] = tuple(dict.fromkeys(p for id_ in producers for p in sources[id_]))
         else:
             sources[segment.id] = tuple(Partition(segment.id, i) for i in range(segment.partitions))
+        segments = {p.segment for id_ in producers for p in above[id_]}.union(producers)
+        above[segment.id] = tuple(p for p in partitions if p.segment in segments)
     return Graph(
         partitions=tuple(partitions),
         consumers={p: tuple(c) for p, c in consumers.items()},
@@ -60,6 +64,7 @@ def build_graph(topology: Topology) -> Graph:
             for s in topology.segments
         },
         sources=sources,
+        upstream=above,
     )
 
 
@@ -70,14 +75,3 @@ def downstream(graph: Graph, partition: Partition) -> tuple[Partition, ...]:
         if any(upstream in reached for upstream in graph.inputs[one]):
             reached.add(one)
     return tuple(one for one in graph.partitions if one in reached and one != partition)
-
-
-def upstream(graph: Graph, partition: Partition) -> frozenset[Partition]:
-    """All partitions that it reads, directly or indirectly."""
-    found: set[Partition] = set()
-    left = [partition]
-    while left:
-        inputs = graph.inputs.get(left.pop(), ())
-        left += [p for p in inputs if p not in found]
-        found.update(inputs)
-    return frozenset(found)
