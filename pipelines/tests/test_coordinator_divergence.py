@@ -15,7 +15,6 @@ from rekindle.coordinator.agreement.containment import Containment
 from rekindle.coordinator.agreement.results import Computation, EpochDigests, epoch_digests
 from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Pod
-from rekindle.coordinator.tasks.graph import Graph
 from rekindle.coordinator.tasks.membership import Membership
 from rekindle.protocol import (
     Contained,
@@ -26,7 +25,7 @@ from rekindle.protocol import (
     TaskRef,
 )
 from rekindle.streams.digest import chain_digest, chained_digest_from
-from rekindle.topology.model import Partition, Slot, partition_of
+from rekindle.topology.model import Partition, Slot
 from rekindle_testing.fixtures.coordinator_parts import SimulatedSegment, make_generation
 from rekindle_testing.fixtures.copy_of_one_build import copy_of_one_build
 
@@ -1318,11 +1317,6 @@ def test_a_new_coordinator_waits_for_the_state_that_is_disputed(state: str) -> N
     assert (LEFT in containment.comparison.disputes) == (state == "t")
 
 
-def graph_of(reader: Partition, *upstream: Partition) -> Graph:
-    """With what commits need."""
-    return Graph((), {}, {}, {}, {}, {}, {reader.segment: upstream})
-
-
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_a_replica_too_many_saves_is_committed(replicas: int) -> None:
     """`replicas` was lowered while replica 0 was lost. Replica 1 has its state, runs until replica
@@ -1342,38 +1336,9 @@ def test_what_a_replica_too_many_saves_is_committed(replicas: int) -> None:
         containment.observed(by.slot, response, tasks, None, Committer(2))
     saved = response.checkpoints
     found = containment.committable_entries(
-        REPLICAS[1], saved, {LEFT: list(tasks)}, graph_of(LEFT), lambda task: False
+        REPLICAS[1], saved, {LEFT: list(tasks)}, lambda task: False
     )
     assert found == (list(saved) if replicas == 1 else [])
-
-
-@pytest.mark.parametrize(
-    ("reached", "is_committed"),
-    [((40, 39), False), ((40, 40), True), ((40, 20), True), ((39, 39), False)],
-)
-def test_an_entry_waits_for_the_agreement_of_what_it_has_read(
-    reached: tuple[int, int], is_committed: bool
-) -> None:
-    """Its reader has saved epoch 40 of `left`, of which replica 1 is behind, or agrees, or is so
-    far behind that nothing waits for it; or the response that would tell which one has computed it
-    has not come."""
-    containment, tasks = Containment(), Membership()
-    containment.comparison.configured({LEFT: 2, partition_of(BOTH): 1})
-    pods = (Pod(s.key, s, 1, s.key, may_be_running=True, was_ready=True) for s in (*REPLICAS, BOTH))
-    tasks.pods_listed(pods, 0.0)
-    for slot, epoch in zip((*REPLICAS, BOTH), (*reached, 40), strict=True):
-        by = Computation(slot, 1, slot.key)
-        response = response_of(by, TaskPhase.LIVE, {epoch: EpochDigests("-1:c", "d", "s")})
-        response = response.model_copy(update={"stable_epoch": epoch})
-        task = tasks.get(slot)
-        assert task is not None
-        tasks.answered(task, response, 0.0)
-        containment.observed(slot, response, tasks, None, Committer(2))
-    saved = response.checkpoints
-    replicas = {LEFT: [t for t in tasks if t.partition == LEFT], partition_of(BOTH): []}
-    graph = graph_of(partition_of(BOTH), LEFT)
-    found = containment.committable_entries(BOTH, saved, replicas, graph, lambda task: False)
-    assert found == (list(saved) if is_committed else [])
 
 
 def test_readers_that_are_discovered_late_compute_again() -> None:

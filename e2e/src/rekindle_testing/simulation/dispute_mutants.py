@@ -23,7 +23,7 @@ def _first_is_believed(witnesses: Any) -> Any:
 
 
 def _commits_all(committable_entries: Any) -> Any:
-    return lambda self, slot, done, *context: list(done)
+    return lambda self, slot, done, replicas, is_suspected: list(done)
 
 
 def _decides_nothing(decide: Any) -> Any:

@@ -25,7 +25,6 @@ from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Co
 from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
-from rekindle.coordinator.tasks.routes import mixed_engines
 from rekindle.protocol import EntryRef, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Partition, Segment, Slot, partition_of
@@ -39,9 +38,6 @@ class Containment:
         self._untrusted: set[Partition] = set()
         self._generation: Generation | None = None
         self._reported: dict[Slot, tuple[PollResponse, Mapping[int, EpochDigests]]] = {}
-        # By segment: of all partitions upstream, and one of them.
-        self._input_settled_through: dict[str, int] = {}
-        self._input_not_settled: dict[str, Partition] = {}
 
     # --- desired state of tasks ---
 
@@ -85,7 +81,6 @@ class Containment:
         found = {Partition(s.id, i): s.replicas for s in segments for i in range(s.partitions)}
         self.comparison.configured(found)
         self._generation = generation
-        self._input_settled_through, self._input_not_settled = {}, {}
         if before is not None:
             written = {p for u in self._untrusted for p in (u, *downstream(before, u))}
             self._untrusted = {c for p in written for c in self._with_operators_of(p)}
@@ -213,85 +208,37 @@ class Containment:
         self,
         slot: Slot,
         done: Sequence[EntryRef],
-        replicas: Mapping[Partition, Sequence[Task]],
-        graph: Graph,
+        replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[EntryRef]:
-        """The entries of a task that may be committed: none if the replica is untrusted; otherwise
-        those at epochs that are settled for it, and for the replicas of all segments upstream, of
-        which it may have read any."""
+        """The entries of a task that may be committed: no entry if the replica is untrusted;
+        otherwise those at epochs whose result two computations have had, this boot among them, or
+        on which all other replicas agree with it, including copies and those that catch up, except
+        replicas that are far behind. (It is not enough that a lender and its copy agree: a
+        third replica, a few epochs behind, may show that both are wrong.)"""
         if self.comparison.is_untrusted(slot):
             return []
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
-        serving = self._serving(partition, replicas, is_suspected)
+        kept = [d for d in done if through is None or d.epoch <= through]
+        if not self.comparison.is_compared(slot):  # one more than the partition has by now
+            return kept
+        witnessed = self.comparison.witnessed_by(slot)
+        others = [
+            (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
+            for t in replicas.get(partition, ())
+            if t.slot != slot and self.comparison.is_compared(t.slot)
+            if t.response and t.phase.serves and not is_suspected(t)
+        ]
         return [
             d
-            for d in done
-            if (through is None or d.epoch <= through)
-            and self._is_settled(slot, d.epoch, serving)
-            and self._is_input_settled(slot.segment, d.epoch, replicas, graph, is_suspected)
+            for d in kept
+            if d.epoch <= witnessed
+            or all(
+                reached < d.epoch - AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
+                for reached, agreed in others
+            )
         ]
-
-    def _is_input_settled(
-        self,
-        segment: str,
-        epoch: int,
-        replicas: Mapping[Partition, Sequence[Task]],
-        graph: Graph,
-        is_suspected: TaskPredicate,
-    ) -> bool:
-        """The partition that was not settled is looked at first the next time: there may be
-        thousands, and each reader asks at each poll."""
-        if epoch <= self._input_settled_through.get(segment, NO_EPOCH):
-            return True
-        upstream = graph.upstream[segment]
-        first = self._input_not_settled.get(segment)
-        for partition in upstream if first is None else (first, *upstream):
-            serving = self._serving(partition, replicas, is_suspected)
-            if len(serving) > 1 and not self._is_read_settled(epoch, serving):
-                self._input_not_settled[segment] = partition
-                return False
-        self._input_settled_through[segment] = epoch
-        return True
-
-    def _is_read_settled(self, epoch: int, serving: Sequence[Task]) -> bool:
-        """Of what a task may have read of replicas. (The one that it has read may be further than
-        its last response says.)"""
-        trusted = (t for t in serving if not self.comparison.is_untrusted(t.slot))
-        read = [t for t in trusted if t.response and t.response.stable_epoch >= epoch]
-        return bool(read) and all(self._is_settled(t.slot, epoch, serving) for t in read)
-
-    def _serving(
-        self,
-        partition: Partition,
-        replicas: Mapping[Partition, Sequence[Task]],
-        is_suspected: TaskPredicate,
-    ) -> list[Task]:
-        """Replicas that are compared."""
-        found = replicas.get(partition, ())
-        if mixed_engines({partition: found}):
-            return []
-        return [
-            t
-            for t in found
-            if t.response and t.phase.serves and not is_suspected(t)
-            if self.comparison.is_compared(t.slot)
-        ]
-
-    def _is_settled(self, slot: Slot, epoch: int, serving: Sequence[Task]) -> bool:
-        """Whether two computations have had a replica's result of an epoch, its boot among them, or
-        all others that serve agree with it, including copies and those that catch up, except
-        replicas that are far behind. (It is not enough that a lender and its copy agree: a third
-        replica, a few epochs behind, may show that both are wrong.)"""
-        if not self.comparison.is_compared(slot):  # one more than the partition has by now
-            return True
-        return epoch <= self.comparison.witnessed_by(slot) or all(
-            t.response.stable_epoch < epoch - AGREEMENT_WAIT_EPOCHS
-            or epoch <= self.comparison.agree_through(slot, t.slot)
-            for t in serving
-            if t.slot != slot and t.response
-        )
 
     # --- report ---
 

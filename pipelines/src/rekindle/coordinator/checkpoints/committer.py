@@ -15,7 +15,7 @@ Paper: Progressive recovery (Su and Zhou 2017), section 4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 
@@ -259,19 +259,12 @@ class Committer:
 
     def entries_saved(self, slot: Slot, done: Sequence[EntryRef]) -> None:
         """Entries that a replica has saved. They are kept when that replica dies."""
-        known = self._saved.setdefault(partition_of(slot), {})
-        for ref in self.unknown_entries(partition_of(slot), done):
-            known.setdefault(ref.epoch, SavedEntry(slot, ref))
-
-    def unknown_entries(self, partition: Partition, done: Iterable[EntryRef]) -> list[EntryRef]:
-        """Those at epochs of which the partition has no entry, and that are not refused."""
-        known = self._saved.get(partition, {})
-        after = self._newest_committed(partition)
-        return [
-            r
-            for r in done
-            if r.epoch > after and r.epoch not in known and not self.is_refused(r.object)
-        ]
+        partition = partition_of(slot)
+        committed_epoch = self._newest_committed(partition)
+        known = self._saved.setdefault(partition, {})
+        for ref in done:
+            if ref.epoch > committed_epoch and not self.is_refused(ref.object):
+                known.setdefault(ref.epoch, SavedEntry(slot, ref))
 
     def distrust(self, slot: Slot) -> None:
         """Do not commit entries of a diverged replica."""

@@ -358,12 +358,12 @@ class Coordinator:
         manifest, graph = self.committer.own_manifest, self._graph
         if self.ready and manifest is not None and graph is not None:
             sinks = assigned_sinks(graph, manifest, slot.segment)
-            done = self.committer.unknown_entries(partition, committable(response, sinks))
-            if done:
-                done = self.containment.committable_entries(
-                    slot, done, self._replicas, graph, self.is_suspected
-                )
-                self.committer.entries_saved(slot, done)
+            done = committable(response, sinks)
+            others = {} if mixed else self._replicas
+            committable_entries = self.containment.committable_entries(
+                slot, done, others, self.is_suspected
+            )
+            self.committer.entries_saved(slot, committable_entries)
 
     def _assign_restore(self, task: Task, now: float) -> list[Effect]:
         """Assign a restore point to a task that has just reported that it has none, and only then.

@@ -26,7 +26,6 @@ class Graph:
     streams: Mapping[str, str]  # segment id -> operator id of its stream
     queries: Mapping[str, tuple[QuerySpec, ...]]  # segment id -> queries of its stream
     sources: Mapping[str, tuple[Partition, ...]]  # segment id -> source partitions upstream
-    upstream: Mapping[str, tuple[Partition, ...]]  # segment id -> partitions of all segments above
 
 
 def build_graph(topology: Topology) -> Graph:
@@ -34,7 +33,6 @@ def build_graph(topology: Topology) -> Graph:
     consumers: dict[Partition, list[Partition]] = {}
     inputs: dict[Partition, tuple[Partition, ...]] = {}
     sources: dict[str, tuple[Partition, ...]] = {}
-    above: dict[str, tuple[Partition, ...]] = {}
     for segment in topology.segments:
         for index in range(segment.partitions):
             mine = Partition(segment.id, index)
@@ -52,8 +50,6 @@ def build_graph(topology: Topology) -> Graph:
             sources[segment.id] = tuple(dict.fromkeys(p for id_ in producers for p in sources[id_]))
         else:
             sources[segment.id] = tuple(Partition(segment.id, i) for i in range(segment.partitions))
-        segments = {p.segment for id_ in producers for p in above[id_]}.union(producers)
-        above[segment.id] = tuple(p for p in partitions if p.segment in segments)
     return Graph(
         partitions=tuple(partitions),
         consumers={p: tuple(c) for p, c in consumers.items()},
@@ -64,7 +60,6 @@ def build_graph(topology: Topology) -> Graph:
             for s in topology.segments
         },
         sources=sources,
-        upstream=above,
     )
 
 
