@@ -38,3 +38,10 @@ def test_a_plan_is_kept_once_until_it_changes() -> None:
     for at_s, plan in enumerate([[], ["a", "b"], ["a", "b"], ["b"], []]):
         history.sample(float(at_s), _status("Live", at_s, plan))
     assert [p for _, p in history.plans] == [("a", "b"), ("b",)]
+
+
+def test_the_plan_of_an_earlier_loss_is_in_effect_after_another_one() -> None:
+    history = History()
+    for at_s, state in enumerate(["Waiting", "Live", "Waiting", "Live"]):
+        history.sample(float(at_s), _status(state, at_s, ["q", "r"]))
+    assert history.plan_of_recovery(1.5, ["q"]) == ("q", "r")
