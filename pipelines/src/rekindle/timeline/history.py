@@ -97,8 +97,8 @@ class History:
         return Outage(query, lost.at_s, restored, live)
 
     def plan_of_recovery(self, since_s: float, lost: Sequence[str]) -> tuple[str, ...]:
-        """The recovery plan in effect when the first of the `lost` queries became Live again. It may
-        be that of an earlier loss, if the same queries come back in the same order."""
+        """The recovery plan in effect when the first of the `lost` queries became Live again: that
+        of an earlier loss, if the same queries come back in the same order."""
         outages = [o for q in lost if (o := self.outage(q, since_s))]
         returned = min((o.live_s for o in outages if o.live_s is not None), default=self.ended_s)
         plans = [plan for at_s, plan in self.plans if at_s <= returned]
