@@ -322,7 +322,7 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
 def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
     losses = context.pass_inputs.losses
     if losses.awaits_unresponsive_kubelet(pod) and _is_old(context, pod):
-        return f"the kubelet of its node {pod.node} neither accepts its pod nor responds"
+        return f"the kubelet of its node {pod.node} has not accepted its pod"
     return ""
 
 

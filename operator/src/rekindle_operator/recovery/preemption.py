@@ -2,8 +2,7 @@
 
 Availability goes before redundancy: first spare replicas of what is down or that have never served,
 then tasks whose queries do not answer anyway and have a lower priority, the lowest first. What
-answers is never offered.
-No pod is taken without which the query would start too.
+answers is never offered. No pod is taken without which the query would start too.
 
 Design: docs/design/recovery.md#preemption.
 """

@@ -9,7 +9,7 @@ the node has responded to the operator for long, or ever, keeps the pods of its 
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does, or whose kubelet and pods have been silent
-for long while others respond: an operator that leads since a moment has never heard from it. And a
+for long while others respond: an operator that has just begun to lead never heard from it. And a
 node is lost of which a fresh report says that none of its tasks responds, unless a task responds on
 more than half of the NotReady nodes that fresh reports name.
 """
