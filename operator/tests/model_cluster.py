@@ -20,6 +20,7 @@ from rekindle_operator.cluster.amounts import total
 from rekindle_operator.cluster.containers import creating_containers_since, failing_since
 from rekindle_operator.cluster.convert import generation_record_view, owned_view, secret_view
 from rekindle_operator.cluster.first_seen import (
+    ending_since,
     pod_times,
     readiness_times,
     seen_at,
@@ -118,6 +119,7 @@ class ModelCluster(ModelState):
             pods_in_phase_since={uid: phase.since for uid, phase in self.phases.items()},
             pods_seen_at=seen_at(self.pod_times),
             pods_ungated_at=ungated_at(self.pod_times),
+            pods_ending_since=ending_since(self.pod_times),
             readiness_seen_at={uid: t.seen_at for uid, t in self.readiness_times.items()},
             quarantined=dict(self.quarantined),
             dry_runs=dict(self.dry_runs),

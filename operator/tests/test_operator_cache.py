@@ -234,9 +234,11 @@ def test_ages_count_from_when_this_process_saw_a_change(
 
     put(1, [{"name": GATE}], "True")
     put(2, [], "True")
+    meta["deletionTimestamp"] = stamp
     put(3, [], "False")
     found = cluster.snapshot()
     assert (found.pods_seen_at, found.pods_ungated_at) == ({"p": 1000.0}, {"p": 1005.0})
+    assert found.pods_ending_since == {"p": 1010.0}
     assert found.readiness_seen_at == {"a": 1010.0}
     cluster.reset_timers()
     found = cluster.snapshot()

@@ -19,9 +19,11 @@ from plan_parts import capacity, node, pod, query
 
 from rekindle.names import LABEL_TOPOLOGY
 from rekindle_operator.cluster.amounts import ResourceAmounts
+from rekindle_operator.reconcile.core import reconcile
 from rekindle_operator.recovery.misfits import PodToPlace
 from rekindle_operator.recovery.pack import Capacity, pack
 from rekindle_operator.recovery.preemption import Preemption, TakeablePod, find_preemption
+from rekindle_operator.settings import Timing
 
 # --- which pods ---
 
@@ -254,6 +256,89 @@ def test_a_spare_replica_that_has_never_served_makes_room(has_served: bool) -> N
         "dashboard": "Waiting" if has_served else "Live",
     }
     assert preempted(cluster) == ([] if has_served else ["hot: a spare replica"])
+
+
+def cluster_with_a_spare_that_restores() -> ModelCluster:
+    """`dashboard` has lost both of its tasks, and waits for two nodes. A spare replica of `alerts`,
+    which answers, is on `g`; neither it nor any that replaces it becomes ready."""
+    spec = spec_of_two_queries()
+    spec["operators"][-1]["replicas"] = 1
+    cluster = ModelCluster()
+    cluster.checkpoint_epoch = 40
+    cluster.add_topology("flights", spec)
+    for name in "abcdef":
+        cluster.add_node(name, cpu_m=650, memory=1900 << 20)  # one task each
+    cluster.settle()
+    lose(cluster, "daily", *(p.node or "" for n, p in cluster.tasks().items() if "-hot-0-1-" in n))
+    cluster.stuck |= {f"flights-hot-0-1-{incarnation}" for incarnation in range(2, 100)}
+    cluster.pass_time(OVER_S)  # nothing is reserved for `dashboard` any more
+    cluster.add_node("g", cpu_m=650, memory=1900 << 20)
+    cluster.settle()
+    assert cluster.tasks()["flights-hot-0-1-2"].node == "g"
+    return cluster
+
+
+OVER_S = Timing().capacity_reservation_s + 1
+
+
+def end_late(
+    cluster: ModelCluster, monkeypatch: pytest.MonkeyPatch, after_s: float, only: str = ""
+) -> None:
+    """From now on pods end so long after they were deleted. `only`: on this node."""
+    run, deleted_at = cluster.kubelets_and_scheduler, dict[str, float]()
+
+    def without_late_ends() -> bool:
+        ending = {
+            n: r
+            for n, r in cluster.raw_pods.items()
+            if is_ending(r)
+            and only in ("", r["spec"].get("nodeName"))
+            and cluster.now - deleted_at.setdefault(n, cluster.now) < after_s
+        }
+        for name in ending:
+            del cluster.raw_pods[name]
+        changed = run()
+        cluster.raw_pods.update(ending)
+        return changed
+
+    monkeypatch.setattr(cluster, "kubelets_and_scheduler", without_late_ends)
+
+
+def pass_by_pass(cluster: ModelCluster, seconds: float) -> None:
+    """One pass in each second, so that pods end between any two decisions."""
+    for _ in range(int(seconds)):
+        cluster.apply(reconcile(cluster.snapshot(), cluster.now, cluster.settings))
+        cluster.kubelets_and_scheduler()
+        cluster.pass_time(1.0)
+
+
+def test_what_is_taken_goes_to_the_query_it_is_taken_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It ends slowly, and the spare replica that replaces it would fit on the other node, where it
+    would be taken away again, and so on."""
+    cluster = cluster_with_a_spare_that_restores()
+    end_late(cluster, monkeypatch, after_s=4.0)
+    cluster.add_node("h", cpu_m=650, memory=1900 << 20)
+    pass_by_pass(cluster, 20)
+    assert cluster.query_states() == {"alerts": "Live", "dashboard": "Live"}
+    assert preempted(cluster) == ["hot: a spare replica"]
+
+
+def test_what_never_ends_keeps_spare_replicas_waiting_for_90_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The spare replica that replaces it gets the other node then, and stays: it is of no use for
+    the query alone."""
+    cluster = cluster_with_a_spare_that_restores()
+    end_late(cluster, monkeypatch, after_s=1e6, only="g")
+    cluster.add_node("h", cpu_m=650, memory=1900 << 20)
+    pass_by_pass(cluster, 10)
+    assert all(p.node != "h" for p in cluster.tasks().values())
+    cluster.pass_time(Timing().ending_max_s)
+    pass_by_pass(cluster, 10)
+    assert [n for n, p in cluster.tasks().items() if p.node == "h"] == ["flights-hot-0-1-3"]
+    assert preempted(cluster) == ["hot: a spare replica"]
 
 
 def test_a_query_in_blocking_mode_takes_nothing_away() -> None:

@@ -34,6 +34,7 @@ class Timing:
     refusal_max_age_s: float = 120.0  # since its gate opened; a later failure is not a refusal
     quarantine_s: float = 60.0  # longer than the 50 s after which Kubernetes reports NotReady
     capacity_reservation_s: float = 60.0  # how long spare replicas leave free what a query needs
+    ending_max_s: float = 90.0  # longer than the grace of tasks; then a pod may never end
     rebalance_settle_s: float = 60.0  # of tasks and nodes, before each move to an emptier node
     rebalance_timeout_s: float = 600.0  # until the successor is live; then the task stays
     rebalance_retry_s: float = (

@@ -40,6 +40,7 @@ from rekindle_operator.cluster.failures import ActionFailures
 from rekindle_operator.cluster.first_seen import (
     PodTimes,
     ReadinessTime,
+    ending_since,
     pod_times,
     readiness_times,
     seen_at,
@@ -495,6 +496,7 @@ class ClusterCache:
             pods_in_phase_since=self._pods_in_phase_since(pods),
             pods_seen_at=seen_at(seen),
             pods_ungated_at=ungated_at(seen),
+            pods_ending_since=ending_since(seen),
             readiness_seen_at=self._readiness_seen_at(nodes),
             failing_since=self._pods_failing_since(pods),
             creating_containers_since=self._pods_creating_containers_since(pods),

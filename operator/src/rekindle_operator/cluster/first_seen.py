@@ -1,4 +1,4 @@
-"""When this process first saw pods, opened gates and changes of nodes' readiness. Pure.
+"""When this process first saw pods, opened gates, deletions, and changes of nodes' readiness. Pure.
 
 The clock is this process's. A pod's creation has the time of an API server, the opening of its gate
 that of the operator that led then, a node's readiness that of its kubelet: with clocks that differ
@@ -11,7 +11,7 @@ Design: docs/design/kubernetes.md#time.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rekindle.names import ROLE_PLACEHOLDER
 from rekindle_operator.cluster.model import NodeView, PodView
@@ -20,7 +20,8 @@ from rekindle_operator.cluster.model import NodeView, PodView
 @dataclass(frozen=True, slots=True)
 class PodTimes:
     seen_at: float
-    ungated_at: float | None  # when it was first seen without scheduling gates
+    ungated_at: float | None = None  # when it was first seen without scheduling gates
+    ending_since: float | None = None  # when it was first seen with a deletion timestamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +38,11 @@ def pod_times(
     for pod in pods:
         if not (pod.is_managed or pod.role == ROLE_PLACEHOLDER):
             continue
-        known = before.get(pod.uid)
-        if known is None or (known.ungated_at is None and not pod.gates):
-            seen_at = now if known is None else known.seen_at
-            known = PodTimes(seen_at, None if pod.gates else now)
+        known = before.get(pod.uid, PodTimes(now))
+        if known.ungated_at is None and not pod.gates:
+            known = replace(known, ungated_at=now)
+        if known.ending_since is None and pod.terminating:
+            known = replace(known, ending_since=now)
         times[pod.uid] = known
     return times
 
@@ -51,6 +53,10 @@ def seen_at(times: Mapping[str, PodTimes]) -> Mapping[str, float]:
 
 def ungated_at(times: Mapping[str, PodTimes]) -> Mapping[str, float]:
     return {uid: t.ungated_at for uid, t in times.items() if t.ungated_at is not None}
+
+
+def ending_since(times: Mapping[str, PodTimes]) -> Mapping[str, float]:
+    return {uid: t.ending_since for uid, t in times.items() if t.ending_since is not None}
 
 
 def readiness_times(

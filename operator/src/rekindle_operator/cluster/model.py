@@ -351,6 +351,7 @@ class Snapshot:
     # By uid: `cluster.first_seen`.
     pods_seen_at: Mapping[str, float] = field(default_factory=dict)
     pods_ungated_at: Mapping[str, float] = field(default_factory=dict)
+    pods_ending_since: Mapping[str, float] = field(default_factory=dict)
     readiness_seen_at: Mapping[str, float] = field(default_factory=dict)  # of nodes
     # By the pod's uid; `failing`: its containers have errors, see `cluster.containers`.
     failing_since: Mapping[str, float] = field(default_factory=dict)
@@ -366,6 +367,10 @@ class Snapshot:
     def ungated_s(self, pod: PodView, now: float) -> float:
         """Since it was first seen without scheduling gates; 0 while it has some."""
         return now - self.pods_ungated_at.get(pod.uid, now)
+
+    def ending_s(self, pod: PodView, now: float) -> float:
+        """Since it was first seen with a deletion timestamp; infinite if that is not recorded."""
+        return now - self.pods_ending_since.get(pod.uid, -inf)
 
     def readiness_age_s(self, node: NodeView, now: float) -> float:
         """Since the last change of its Ready condition was seen."""

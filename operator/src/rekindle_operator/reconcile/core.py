@@ -166,7 +166,7 @@ def reconcile_all(
     needs = _begin_rebalancing(pass_inputs, needs, capacity, topologies, find_needs)
 
     # 5. Make one plan over all topologies: which queries come back, on which nodes.
-    ending = ending_tasks(pass_inputs)
+    ending = ending_tasks(pass_inputs, late=False)
     soon = without_pods(ending, capacity) if ending else None
     inputs = {uid: n.plan_input for uid, n in needs.items()}
     standbys = topologies.run_together(
@@ -182,8 +182,9 @@ def reconcile_all(
 
     # 6. Decide what it takes away from what is down, and the actions of each topology: status,
     # Events, pods, gates; and what an autoscaler is to see.
+    late = ending_tasks(pass_inputs, late=True)
     preemption = topologies.run_together(
-        lambda i: preempt(list(i.values()), plan, standbys.soon or capacity), inputs
+        lambda i: preempt(list(i.values()), plan, standbys.soon or capacity, late), inputs
     )
     needs = topologies.without_failed(needs)
     decide = partial(_decide, standbys=standbys, made=made, preemption=preemption)

@@ -119,18 +119,21 @@ class Missing:
 def plan_all(inputs: Sequence[PlanInput], capacity: Capacity, soon: Capacity | None = None) -> Plan:
     """One plan over all topologies. `soon`: the capacity once tasks have ended that end now. They
     end one after the other: what the first ones leave free is kept for queries that start with it
-    all, for as long as capacity is reserved for a query."""
+    all, also of those for which capacity is not reserved any more. Otherwise a spare replica would
+    get it, and would be taken away again for the same query."""
     missing = missing_of(inputs)
     plan = make_plan(missing.down, missing.pods, missing.spares, capacity)
     if soon is None or not plan.waiting or not plan.nodes:
         return plan
     later = {r.key for r in make_plan(missing.down, missing.pods, (), soon).starting_now}
-    waiting = {r.key for r in plan.waiting}
-    keep = (q.key in waiting & later and not q.capacity_reservation_is_over for q in missing.down)
-    if not any(keep):
+    kept = later & {r.key for r in plan.waiting}
+    if not kept:
         return plan
     held = {q.key for q in missing.down} - later
-    return make_plan(missing.down, missing.pods, missing.spares, capacity, held)
+    down = [
+        replace(q, capacity_reservation_is_over=False) if q.key in kept else q for q in missing.down
+    ]
+    return make_plan(down, missing.pods, missing.spares, capacity, held)
 
 
 def missing_of(inputs: Sequence[PlanInput]) -> Missing:

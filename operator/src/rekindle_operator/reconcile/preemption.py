@@ -25,21 +25,26 @@ from rekindle_operator.reconcile.planning import (
     query_priority,
 )
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.pack import Capacity
+from rekindle_operator.recovery.pack import Capacity, pack
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.recovery.preemption import (
     PodOnNode,
     Preemption,
     TakeablePod,
     find_preemption,
+    without_pods,
 )
 from rekindle_operator.topology_status import QueryState
 
 _REASON = "Preempted"
 
 
-def preempt(inputs: Sequence[PlanInput], plan: Plan, soon: Capacity) -> Preemption | None:
-    """`soon`: the capacity once tasks have ended that end now; the plan has opened no gate."""
+def preempt(
+    inputs: Sequence[PlanInput], plan: Plan, soon: Capacity, late: Sequence[PodOnNode]
+) -> Preemption | None:
+    """`soon`: the capacity once tasks have ended that end now; the plan has opened no gate. `late`:
+    what may never end, and keeps its capacity meanwhile. Nothing else is taken for the query that
+    it keeps waiting: it might not end either."""
     if not plan.waiting or plan.nodes:
         return None
     inputs = [plan_input for plan_input in inputs if _takes_part(plan_input)]
@@ -50,7 +55,11 @@ def preempt(inputs: Sequence[PlanInput], plan: Plan, soon: Capacity) -> Preempti
     if not waiting:
         return None
     takeable = [pod for i in inputs for pod in _takeable(i, waiting_keys)]
-    return find_preemption(waiting, missing.pods, takeable, soon)
+    found = find_preemption(waiting, missing.pods, takeable, soon)
+    if found is None or not late:
+        return found
+    needed = (missing.pods[need] for need in sorted(found.query.needs))
+    return None if pack(needed, without_pods(late, soon)) is not None else found
 
 
 def deletions(plan_input: PlanInput, preemption: Preemption | None) -> list[Action]:
@@ -109,9 +118,11 @@ def _takes_part(plan_input: PlanInput) -> bool:
     return context.running.topology.spec.recovery.mode != "Blocking"
 
 
-def ending_tasks(pass_inputs: PassInputs) -> list[PodOnNode]:
-    """Tasks and standbys that end on usable nodes, whose capacity is free in a moment."""
-    usable = pass_inputs.losses.usable_nodes
+def ending_tasks(pass_inputs: PassInputs, *, late: bool) -> list[PodOnNode]:
+    """Tasks and standbys that end on usable nodes: whose capacity is free in a moment, or, if
+    `late`, those that should have ended, and may never do so."""
+    snapshot, usable = pass_inputs.snapshot, pass_inputs.losses.usable_nodes
+    now, max_s = pass_inputs.now, pass_inputs.timing.ending_max_s
     return [
         PodOnNode(
             uid=pod.uid,
@@ -121,10 +132,11 @@ def ending_tasks(pass_inputs: PassInputs) -> list[PodOnNode]:
             replica=pod.slot.replica_index if pod.slot is not None else 0,
             namespace=pod.namespace if pod.topology is not None else "",
         )
-        for pod in pass_inputs.snapshot.pods
+        for pod in snapshot.pods
         if pod.role in (names.ROLE_TASK, names.ROLE_STANDBY)
         if pod.terminating and not pod.ended
         if pod.node is not None and pod.node in usable
+        if (snapshot.ending_s(pod, now) >= max_s) == late
     ]
 
 
