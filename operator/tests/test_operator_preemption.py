@@ -230,10 +230,11 @@ def test_what_answers_is_not_taken_away() -> None:
     assert preempted(cluster) == []
 
 
-@pytest.mark.parametrize("has_served", [False, True])
-def test_a_spare_replica_that_has_never_served_makes_room(has_served: bool) -> None:
+@pytest.mark.parametrize(("has_served", "is_ready"), [(False, False), (True, False), (True, True)])
+def test_a_spare_replica_that_has_never_served_makes_room(has_served: bool, is_ready: bool) -> None:
     """It got the node that had joined before the loss of `daily` was noticed; its partner answers
-    alone. One that has served stays."""
+    alone. One that has served stays, also while its kubelet has not reported yet that it is ready.
+    """
     spec = spec_of_two_queries()
     spec["operators"][-1]["replicas"] = 1
     cluster = ModelCluster()
@@ -245,11 +246,12 @@ def test_a_spare_replica_that_has_never_served_makes_room(has_served: bool) -> N
     lose(cluster, "hot-0-1")
     spare = "flights-hot-0-1-2"
     if not has_served:
-        cluster.stuck.add(spare)
         cluster.task_reports[spare] = {"phase": "Restoring", "stableEpoch": -1}
     cluster.add_node("g", cpu_m=650, memory=1900 << 20)
     cluster.settle()
     assert cluster.tasks()[spare].node == "g"
+    if not is_ready:
+        cluster.raw_pods[spare]["status"]["conditions"] = []
     lose(cluster, "daily-0")
     assert cluster.query_states() == {
         "alerts": "Live",

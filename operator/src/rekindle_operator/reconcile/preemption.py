@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rekindle import names
+from rekindle.report import TaskReport
 from rekindle.topology.spec import QuerySpec
 from rekindle_operator.cluster.model import PodView
 from rekindle_operator.reconcile.actions import Action, DeletePod, EmitEvent
@@ -173,7 +174,7 @@ def _takeable(plan_input: PlanInput, waiting: set[tuple[str, str]]) -> list[Take
         # The state is in the one that stays: the newest one of those that serve.
         kept = min(states, key=lambda s: (-_epoch_served(context, s), s.slot.replica_index))
         for state in states:
-            if state.pod is None or (answers and state.pod.was_ready):
+            if state.pod is None or (answers and _has_served(context, state)):
                 continue
             is_spare = state is not kept and _can_stand_for(context, kept, state)
             if not is_spare and (answers or not may_take_others):
@@ -224,20 +225,33 @@ def _can_stand_for(context: ReconcileContext, kept: SlotState, other: SlotState)
     """It has the state and the log of the other one, as their coordinator reports now."""
     if context.report_stale_since is not None or other.pod is None:
         return False
-    report = context.report.task(other.slot.key, other.pod.incarnation)
+    report = _report_of(context, other)
     epoch = report.stable_epoch if report is not None else None
     return _epoch_served(context, kept) >= (0 if epoch is None else max(epoch, 0))
+
+
+def _has_served(context: ReconcileContext, state: SlotState) -> bool:
+    """Its coordinator knows seconds before its kubelet reports that it is ready."""
+    return state.pod is not None and (state.pod.was_ready or _serves(_report_of(context, state)))
 
 
 def _epoch_served(context: ReconcileContext, state: SlotState) -> int:
     """The newest epoch that readers may read from it; -1: none."""
     if state.pod is None or not state.pod.was_ready:
         return -1
-    report = context.report.task(state.slot.key, state.pod.incarnation)
+    report = _report_of(context, state)
     if report is None or report.suspected or report.untrusted or report.stable_epoch is None:
         return -1
-    serves = report.phase is not None and report.phase.serves
-    return report.stable_epoch if serves else -1
+    return report.stable_epoch if _serves(report) else -1
+
+
+def _report_of(context: ReconcileContext, state: SlotState) -> TaskReport | None:
+    assert state.pod is not None
+    return context.report.task(state.slot.key, state.pod.incarnation)
+
+
+def _serves(report: TaskReport | None) -> bool:
+    return report is not None and report.phase is not None and report.phase.serves
 
 
 def _is_down(plan_input: PlanInput, query: QuerySpec, waiting: set[tuple[str, str]]) -> bool:
