@@ -82,6 +82,29 @@ def test_a_coordinator_on_a_node_that_died_before_it_came_is_replaced_soon(
     assert running.coordinator().node == good
 
 
+def test_a_coordinator_that_renews_its_lease_stays(running: ModelCluster) -> None:
+    """What its kubelet writes does not reach the API server, and the node is NotReady."""
+    running.raw_pods["flights-coordinator-1"]["status"] = {"phase": "Pending"}
+    running.turn_not_ready(running.coordinator().node or "")
+    pass_time(running, 15)
+    assert running.coordinator().name == "flights-coordinator-1"
+
+
+def test_a_coordinator_bound_just_now_is_not_replaced(running: ModelCluster) -> None:
+    """It waited for a node for a minute, and its node is NotReady for a moment."""
+    raw = bind_new_coordinator(running, phase="Pending")
+    node = raw["spec"].pop("nodeName")
+    running.binding = False
+    pass_time(running, 60)
+    raw = running.raw_pods[running.coordinator().name]
+    raw["spec"]["nodeName"] = node
+    running.turn_not_ready(node)
+    running.settle()
+    assert running.coordinator().node == node
+    pass_time(running, 5)
+    assert running.coordinator().node != node
+
+
 def reserve_coordinator(running: ModelCluster, incarnation: int) -> None:
     status = running.status("flights")
     status["slots"] = [

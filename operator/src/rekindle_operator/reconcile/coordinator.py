@@ -296,7 +296,6 @@ def _why_replaced(
         return "it has no pod"
     return (
         _pod_lost(context, newest)
-        or _never_accepted(context, newest)
         or _why_silent(context, newest, lease)
         or _why_unscheduled(context, newest)
         or (_ROLLED if is_replaced_by_roll(context, newest) else "")
@@ -319,13 +318,6 @@ def _pod_lost(context: ReconcileContext, pod: PodView) -> str:
     return ""
 
 
-def _never_accepted(context: ReconcileContext, pod: PodView) -> str:
-    losses = context.pass_inputs.losses
-    if losses.awaits_unresponsive_kubelet(pod) and _is_old(context, pod):
-        return f"the kubelet of its node {pod.node} has not accepted its pod"
-    return ""
-
-
 def _why_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None) -> str:
     """All ages are by this operator's clock."""
     snapshot, now, timing = (
@@ -339,6 +331,9 @@ def _why_silent(context: ReconcileContext, pod: PodView, lease: LeaseView | None
     since = snapshot.pods_in_phase_since.get(pod.uid)
     if pod.node is None or since is None:
         return ""
+    is_unaccepted = context.pass_inputs.losses.awaits_unresponsive_kubelet(pod)
+    if is_unaccepted and now - since >= timing.scheduling_timeout_s:
+        return f"the kubelet of its node {pod.node} has not accepted its pod"
     if is_same_everywhere(pod.container_error) and _would_be_the_same(context, pod):
         return ""
     failing_since = snapshot.failing_since.get(pod.uid)
