@@ -530,6 +530,22 @@ def test_nodes_that_never_responded_to_this_operator_are_lost_while_most_are_not
     assert lost_with(silent, silent) == set(), "nobody responds: this operator may be cut off"
 
 
+@pytest.mark.parametrize("silent_while_ready_s", [5, 600])
+def test_nodes_out_of_reach_are_not_lost_while_most_are_not_ready(
+    silent_while_ready_s: float,
+) -> None:
+    """A NetworkPolicy admits the operator to one node only, and the control plane fails."""
+    not_ready_since = NOW - 60
+    never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=not_ready_since - silent_while_ready_s)
+    snapshot = world({"a": never, "b": never, "c": ANSWERS}, {"a": never, "b": never})
+    snapshot = replace(
+        snapshot,
+        nodes=tuple(replace(n, ready=n.name == "c") for n in snapshot.nodes),
+        readiness_seen_at=dict.fromkeys("abc", not_ready_since),
+    )
+    assert lost(snapshot) == (set() if silent_while_ready_s > 300 else {"a", "b"})
+
+
 def test_a_task_never_accepted_by_a_silent_kubelet_is_replaced() -> None:
     never = ProbeResults(sent_at=NOW - 0.2, unanswered_since=NOW - 2.5)
     snapshot = world({**ALL, "a": never}, {})

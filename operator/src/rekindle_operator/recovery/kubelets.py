@@ -21,6 +21,7 @@ from rekindle_operator.settings import Timing
 
 _CONTROLS = 3  # other kubelets that are probed for comparison
 _INTERVAL_S = 1.0  # between two probes of a node that is not suspected
+_OUT_OF_REACH_S = 300.0  # far longer than Kubernetes takes to call a dead node NotReady
 _MAX_AT_ONCE = 32  # probes in a tick; in a large cluster the others follow in the next
 
 
@@ -55,6 +56,19 @@ def kubelets_without_response(snapshot: Snapshot, at_least_s: float) -> Mapping[
         if probed.unanswered_probe_since is not None
         and newest_answered_at - probed.unanswered_probe_since >= at_least_s
     }
+
+
+def nodes_out_of_reach(snapshot: Snapshot) -> frozenset[str]:
+    """Names of nodes whose kubelets never responded, for minutes in which Kubernetes called them
+    Ready: something keeps the operator from them, such as a NetworkPolicy."""
+    return frozenset(
+        node.name
+        for node in snapshot.nodes
+        if (probed := snapshot.kubelet_probes.get(node.uid)) is not None
+        and probed.answered_probe_at is None
+        and (since := probed.unanswered_since) is not None
+        and snapshot.readiness_seen_at.get(node.uid, since) - since >= _OUT_OF_REACH_S
+    )
 
 
 def temporarily_avoided_nodes(snapshot: Snapshot, now: float, timing: Timing) -> frozenset[str]:

@@ -9,9 +9,10 @@ the node has responded to the operator for long, or ever, keeps the pods of its 
 When most nodes become NotReady, the connection to the API server is the more likely reason, and no
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does, or whose kubelet and pods have been silent
-for long while others respond: an operator that has just begun to lead never heard from it. And a
-node is lost of which a fresh report says that none of its tasks responds, unless a task responds on
-more than half of the NotReady nodes that fresh reports name.
+for long while others respond: an operator that has just begun to lead never heard from it. Not if
+it was silent while Kubernetes called it Ready: then the operator may not reach it. And a node is
+lost of which a fresh report says that none of its tasks responds, unless a task responds on more
+than half of the NotReady nodes that fresh reports name.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ from math import inf
 
 from rekindle_operator.cluster.model import NodeView, Snapshot
 from rekindle_operator.recovery.evidence import Evidence
-from rekindle_operator.recovery.kubelets import find_silent_kubelets, responds_now
+from rekindle_operator.recovery.kubelets import (
+    find_silent_kubelets,
+    nodes_out_of_reach,
+    responds_now,
+)
 from rekindle_operator.recovery.late_reports import (
     nodes_not_silent_to_probes,
     nodes_silent_for_long,
@@ -62,7 +67,8 @@ def assess_unready(
     most_work = most_unready and 2 * len(alive) > len(reported)
     # Where a second source, a report or the silent kubelet, says that the node is lost.
     silent_for_long = nodes_silent_for_long(snapshot, now, timing)
-    confirmed = silent if most_work else evidence.reported_nodes | silent | silent_for_long
+    never_responded = silent_for_long - nodes_out_of_reach(snapshot)
+    confirmed = silent if most_work else evidence.reported_nodes | silent | never_responded
 
     # A report that calls a task silent outweighs that its process responds to the operator.
     silent_pods = evidence.silent_pods
