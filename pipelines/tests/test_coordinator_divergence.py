@@ -1335,7 +1335,7 @@ def test_what_a_replica_too_many_saves_is_committed(replicas: int) -> None:
         tasks.answered(task, response, 0.0)
         containment.observed(by.slot, response, tasks, None, Committer(2))
     saved = response.checkpoints
-    found = containment.committable_entries(
+    found = containment.agreed_entries(
         REPLICAS[1], saved, {LEFT: list(tasks)}, lambda task: False
     )
     assert found == (list(saved) if replicas == 1 else [])
@@ -1461,3 +1461,34 @@ def test_a_readers_checkpoint_waits_for_its_inputs_agreement(
         objects = [ref.object for refs in world.store[-1].entries.values() for ref in refs]
         assert not [name for name in objects if "!" in (name or "")]
     assert world.store[-1].epoch >= 11
+
+
+@pytest.mark.parametrize("interval_epochs", [1, 4])
+def test_a_reader_whose_sinks_were_down_is_not_committed_before_what_it_has_read(
+    interval_epochs: int,
+) -> None:
+    """Sources have gone on, so no checkpoint waits any more for the partitions whose sinks were
+    down. When they are back the reader has written at once; one of the replicas that it may have
+    read is some epochs behind and right, and the other one is wrong."""
+    ahead, behind, reader = Slot("once", 0, 0), Slot("once", 0, 1), Slot("agg", 0, 0)
+    parts = (
+        SimulatedSegment("src"),
+        SimulatedSegment("once", ("src",), query=True, replicas=2),
+        SimulatedSegment("agg", ("once",), query=True),
+    )
+    world = World(parts, interval_epochs=interval_epochs)
+    world.start_all()
+    world.run_epochs(12)
+    for slot in (ahead, behind, reader):
+        world.tasks[slot].sink_lag = 1000
+    world.run_epochs(40)
+    world.tasks[ahead].corruption = "!"
+    world.tasks[ahead].corrupt_from = world.head + 1
+    world.run_while_stuck(behind, 8)
+    committed = world.store[-1].entries
+    assert committed["src/0"][0].epoch > committed["agg/0"][0].epoch + 30
+    for slot in (ahead, reader):
+        world.tasks[slot].sink_lag = 0
+    world.run_while_stuck(behind, 4)
+    assert not [name for name in committed_objects(world) if "!" in name]
+    assert world.store[-1].entries["agg/0"][0].epoch > committed["agg/0"][0].epoch + 30

@@ -19,12 +19,14 @@ from rekindle.protocol import (
     Contained,
     PollRequest,
     PollResponse,
+    RestorePoint,
     TaskRef,
 )
 from rekindle.task.config import BadEnvironment, TaskConfig, parse_origin
 from rekindle.task.control import ControlServer
 from rekindle.task.core.phases import TaskEvent
 from rekindle.task.core.polls import PollRefused
+from rekindle.task.core.supervisor import ProcessPhase
 from rekindle.task.core.task import TaskCore
 from rekindle.task.fence import FenceFile
 from rekindle.task.metrics import make_registry
@@ -59,6 +61,14 @@ def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
         handler.poll(poll(3))
     assert refused.value.status == 409
     assert handler._process.core.polls.desired == poll(4)
+
+
+def test_a_late_poll_for_an_earlier_boot_only_asks(handler: PollHandler) -> None:
+    response = handler.poll(poll(4, task_boot="an earlier boot", restore=RestorePoint(epoch=3)))
+    assert handler._process.core.polls.desired is None
+    assert handler._process.core.supervisor.phase is ProcessPhase.WAITING
+    handler.poll(poll(4, task_boot=response.boot_id, restore=RestorePoint(epoch=7)))
+    assert handler._process.core.supervisor.phase is ProcessPhase.STARTING
 
 
 @pytest.mark.parametrize("field", ["segment", "partition", "replica", "incarnation"])

@@ -214,6 +214,9 @@ class PollRequest(_Versioned):
     # has the same fence.
     # Releases before this field do not send it.
     coordinator_boot: str = ""
+    # Of the response from which this desired state follows: for another boot the poll is as one
+    # with `ask_only`. "" (of the first poll, and of releases before this field): any boot.
+    task_boot: str = ""
     # While replicas of this task's inputs, or its own, disagree (rekindle.coordinator.agreement):
     sinks_through: int | None = None  # sinks write no epoch above this; None: all
     digests_of: tuple[int, ...] = ()  # disputed epochs: respond with their digests too

@@ -22,8 +22,8 @@ def _first_is_believed(witnesses: Any) -> Any:
     return wrong
 
 
-def _commits_all(committable_entries: Any) -> Any:
-    return lambda self, slot, done, replicas, is_suspected: list(done)
+def _commits_all(agreed_entries: Any) -> Any:
+    return lambda self, slot, saved, replicas, is_suspected: list(saved)
 
 
 def _decides_nothing(decide: Any) -> Any:
@@ -59,7 +59,7 @@ DISPUTE_MUTANTS: Mapping[str, Mutant] = {
         DigestComparison, "_witness_count", _first_is_believed
     ),
     "a wrong replica's checkpoint is committed": replaced(
-        Containment, "committable_entries", _commits_all
+        Containment, "agreed_entries", _commits_all
     ),
     "a dispute never ends": replaced(DigestComparison, "_decide", _decides_nothing),
     "what has read a wrong epoch goes on": replaced(DigestComparison, "discard", _discards_nothing),

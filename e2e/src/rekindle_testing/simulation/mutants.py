@@ -76,8 +76,8 @@ def _newest_entry(oldest: Any) -> Any:
     return lambda refs: refs[0]
 
 
-def _commits_unwritten(committable: Any) -> Any:
-    return lambda response, sinks: list(response.checkpoints)
+def _commits_unwritten(written_entries: Any) -> Any:
+    return lambda entries, response, sinks: list(entries)
 
 
 def _forgets_positions(progress_of: Any) -> Any:
@@ -211,7 +211,7 @@ MUTANTS: Mapping[str, Mutant] = {
         state_machine, "oldest", _newest_entry
     ),
     "entries are committed before the sinks have written": replaced(
-        state_machine, "committable", _commits_unwritten
+        state_machine, "written_entries", _commits_unwritten
     ),
     "a state is saved under another epoch": replaced(LoopCore, "_call_completed", _saves_too_late),
     "inputs are merged in the order of arrival": replaced(SUnion, "add", _merges_by_arrival),

@@ -10,7 +10,7 @@ Design: docs/design/coordinator.md#when-replicas-disagree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 from rekindle.coordinator.agreement.comparison import DigestComparison, UnverifiedCheckpoint
 from rekindle.coordinator.agreement.disputes import Dispute
@@ -21,13 +21,16 @@ from rekindle.coordinator.agreement.results import (
     epoch_digests,
     have_same_digests,
 )
-from rekindle.coordinator.checkpoints.committer import AGREEMENT_WAIT_EPOCHS, Committer
+from rekindle.coordinator.checkpoints.committer import Committer
 from rekindle.coordinator.model import Generation
 from rekindle.coordinator.tasks.graph import Graph, downstream
 from rekindle.coordinator.tasks.membership import Membership, Task, TaskPredicate
 from rekindle.protocol import EntryRef, PollResponse, TaskPhase
 from rekindle.streams.epochs import NO_EPOCH
 from rekindle.topology.model import Partition, Segment, Slot, partition_of
+
+_AGREEMENT_WAIT_EPOCHS = 16
+"""A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 
 
 class Containment:
@@ -204,14 +207,14 @@ class Containment:
             waiting = [task.slot for task in found if task.phase is TaskPhase.WAITING]
             self.comparison.request_recomputation(partition, alive, now, listed, waiting)
 
-    def committable_entries(
+    def agreed_entries(
         self,
         slot: Slot,
-        done: Sequence[EntryRef],
+        saved: Iterable[EntryRef],
         replicas: Mapping[Partition, list[Task]],
         is_suspected: TaskPredicate,
     ) -> list[EntryRef]:
-        """The entries of a task that may be committed: no entry if the replica is untrusted;
+        """The entries of a task that its partition agrees with: none if the replica is untrusted;
         otherwise those at epochs whose result two computations have had, this boot among them, or
         on which all other replicas agree with it, including copies and those that catch up, except
         replicas that are far behind. (It is not enough that a lender and its copy agree: a
@@ -220,7 +223,7 @@ class Containment:
             return []
         partition = partition_of(slot)
         through = self._sinks_through.get(partition)
-        kept = [d for d in done if through is None or d.epoch <= through]
+        kept = [d for d in saved if through is None or d.epoch <= through]
         if not self.comparison.is_compared(slot):  # one more than the partition has by now
             return kept
         witnessed = self.comparison.witnessed_by(slot)
@@ -235,7 +238,7 @@ class Containment:
             for d in kept
             if d.epoch <= witnessed
             or all(
-                reached < d.epoch - AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
+                reached < d.epoch - _AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
                 for reached, agreed in others
             )
         ]

@@ -44,8 +44,6 @@ _GARBAGE_INTERVAL_S = 10.0  # it lists manifests and entries
 _MAX_GARBAGE_INTERVAL_S = 60.0  # tasks save entries even while none can be committed
 _WAIT_INTERVALS = 3  # checkpoint intervals for which a checkpoint waits for a partition
 _ALL_SAVE_INTERVALS = 2  # ... after which all replicas save, because the chosen one seems not to
-AGREEMENT_WAIT_EPOCHS = 16
-"""A checkpoint does not wait for the agreement of a replica that is this many epochs behind."""
 _PROBLEM_KINDS = {
     CommitEvent.STORE_FAILED: CheckpointProblemKind.STORE_UNAVAILABLE,
     CommitEvent.MANIFEST_MISSING: CheckpointProblemKind.STORE_UNAVAILABLE,
@@ -90,6 +88,7 @@ class Committer:
         self._retry_at = 0.0
         self._backoff = Backoff(_BACKOFF)
         self._saved: dict[Partition, dict[int, SavedEntry]] = {}
+        self._agreed_through: dict[Partition, int] = {}
         self._refused: set[str] = set()
         self._unrestorable: Mapping[str, str] = {}
         self._last_progress_at: float | None = None
@@ -257,12 +256,17 @@ class Committer:
         self._drop_unusable()
         return changed
 
-    def entries_saved(self, slot: Slot, done: Sequence[EntryRef]) -> None:
-        """Entries that a replica has saved. They are kept when that replica dies."""
+    def entries_saved(
+        self, slot: Slot, agreed: Sequence[EntryRef], written: Sequence[EntryRef]
+    ) -> None:
+        """Entries that a replica has saved, and with which its partners agree; of those in
+        `written`, sinks have the output. They are kept when that replica dies."""
         partition = partition_of(slot)
         committed_epoch = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
-        for ref in done:
+        newest = max((ref.epoch for ref in agreed), default=NO_EPOCH)
+        self._agreed_through[partition] = max(newest, self._agreed(partition))
+        for ref in written:
             if ref.epoch > committed_epoch and not self.is_refused(ref.object):
                 known.setdefault(ref.epoch, SavedEntry(slot, ref))
 
@@ -275,6 +279,7 @@ class Committer:
         """Drop saved entries after `after`, the last epoch on which replicas agree."""
         known = self._saved.get(partition, {})
         self._saved[partition] = {e: r for e, r in known.items() if e <= after}
+        self._agreed_through[partition] = min(after, self._agreed(partition))
 
     def contradicts(self, slot: Slot, done: EntryRef) -> bool:
         """Whether a replica saved a state that differs from the committed one of that epoch."""
@@ -386,12 +391,10 @@ class Committer:
     def _awaited(self, inputs: CommitInputs) -> list[Partition]:
         """The partitions for which a checkpoint waits. One that gets no input, or whose sink fails,
         reports Live, because it does not know of newer epochs, so it is not waited for beyond
-        `max_wait_epochs`. That is longer than its replicas may take to agree: an entry of a
-        consumer may depend on epochs on which they disagree."""
+        `max_wait_epochs`."""
         best = {p: self.newest_entry(p) for p in inputs.running}
         interval_epochs = inputs.generation.checkpoint_interval_epochs
-        agreement_epochs = AGREEMENT_WAIT_EPOCHS + interval_epochs
-        max_wait_epochs = max(_WAIT_INTERVALS * interval_epochs, agreement_epochs)
+        max_wait_epochs = _WAIT_INTERVALS * interval_epochs
         newest_epoch = max(best.values(), default=NO_EPOCH)
         # Whoever has saved all that was due before is not behind, however long ago that was.
         due = inputs.next_checkpoint - interval_epochs
@@ -418,12 +421,21 @@ class Committer:
         refs = self.newest.entries.get(partition.key) if self.newest else None
         return refs[0].epoch if refs else NO_EPOCH
 
+    def _agreed(self, partition: Partition) -> int:
+        """The newest epoch of a state on which replicas of a partition are known to agree."""
+        return self._agreed_through.get(partition, self._newest_committed(partition))
+
     def _available(self, inputs: CommitInputs, epoch: int) -> dict[Partition, Refs]:
+        """The entries that a manifest may refer to. A partition has none at an epoch on which the
+        replicas of what it reads do not agree yet: its own have all read the same."""
         assert self.newest is not None
         found: dict[Partition, Refs] = {}
+        through: dict[Partition, int] = {}
         for partition in inputs.graph.partitions:
+            read = [through[upstream] for upstream in inputs.graph.inputs[partition]]
+            through[partition] = min([self._agreed(partition), *read])
             saved = self._saved.get(partition, {}).values()
-            newer = [r.ref for r in saved if r.ref.epoch <= epoch]
+            newer = [r.ref for r in saved if r.ref.epoch <= min(epoch, through[partition])]
             refs = [*newer, *self.newest.entries[partition.key]]
             known = tuple(sorted(refs, key=lambda r: -r.epoch))
             found[partition] = self.restorable(known) or known
@@ -434,7 +446,8 @@ class Committer:
         if advanced or self._last_progress_at is None or self._progressed(manifest):
             self._last_progress_at = now
         if self.newest is not None and manifest.generation != self.newest.generation:
-            self._saved = {}  # the sinks of a new generation may lack epochs of these entries
+            # The sinks of a new generation may lack epochs of these entries.
+            self._saved, self._agreed_through = {}, {}
         self.newest = manifest
         for partition, known in self._saved.items():
             committed_epoch = self._newest_committed(partition)

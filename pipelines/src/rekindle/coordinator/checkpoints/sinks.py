@@ -9,7 +9,7 @@ Design: docs/design/coordinator.md#checkpoints, docs/design/exactly-once.md#sink
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rekindle.checkpoints.manifest import Manifest, QueryStart
 from rekindle.coordinator.tasks.graph import Graph
@@ -41,7 +41,9 @@ def durable_epoch(response: PollResponse, assigned: SinkAssignment) -> int:
     return next(found, assigned.from_epoch - 1)
 
 
-def committable(response: PollResponse, sinks: Sequence[SinkAssignment]) -> list[EntryRef]:
-    """The entries of a task up to the epoch that all its sinks have."""
+def written_entries(
+    entries: Iterable[EntryRef], response: PollResponse, sinks: Sequence[SinkAssignment]
+) -> list[EntryRef]:
+    """Those of a task's entries up to the epoch that all its sinks have."""
     through = [durable_epoch(response, assigned) for assigned in sinks]
-    return [done for done in response.checkpoints if all(done.epoch <= e for e in through)]
+    return [saved for saved in entries if all(saved.epoch <= e for e in through)]

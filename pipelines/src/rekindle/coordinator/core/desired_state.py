@@ -30,6 +30,7 @@ def ask_only(topology: str, fence: int, boot: str, generation: int, task: Task) 
         coordinator_boot=boot,
         generation=generation,
         task=ref,
+        task_boot=task.response.boot_id if task.response is not None else "",
         ask_only=True,
     )
 
@@ -67,7 +68,7 @@ class DesiredState:
         sinks = assigned_sinks(self.graph, self.manifest, task.partition.segment)
         return {
             "ask_only": False,
-            # Only while it waits, so that a delayed poll gives its next boot no old restore point.
+            # Only while it waits: its next boot may take it, if its release ignores `task_boot`.
             "restore": task.assigned if waits else None,
             "upstreams": upstreams(task.slot, self.graph, self.replicas, self.is_suspected),
             "sinks": sinks if complete else (),

@@ -31,7 +31,7 @@ from rekindle.coordinator.checkpoints.retention import (
     oldest,
     restore_entry,
 )
-from rekindle.coordinator.checkpoints.sinks import assigned_sinks, committable
+from rekindle.coordinator.checkpoints.sinks import assigned_sinks, written_entries
 from rekindle.coordinator.core.desired_state import DesiredState, ask_only
 from rekindle.coordinator.core.obsolete import STOP_TIMEOUT_S, is_obsolete, still_writing
 from rekindle.coordinator.core.report import (
@@ -357,13 +357,13 @@ class Coordinator:
         # Only once a manifest names the sinks; until then the task reports its entries again.
         manifest, graph = self.committer.own_manifest, self._graph
         if self.ready and manifest is not None and graph is not None:
-            sinks = assigned_sinks(graph, manifest, slot.segment)
-            done = committable(response, sinks)
             others = {} if mixed else self._replicas
-            committable_entries = self.containment.committable_entries(
-                slot, done, others, self.is_suspected
+            agreed = self.containment.agreed_entries(
+                slot, response.checkpoints, others, self.is_suspected
             )
-            self.committer.entries_saved(slot, committable_entries)
+            sinks = assigned_sinks(graph, manifest, slot.segment)
+            written = written_entries(agreed, response, sinks)
+            self.committer.entries_saved(slot, agreed, written)
 
     def _assign_restore(self, task: Task, now: float) -> list[Effect]:
         """Assign a restore point to a task that has just reported that it has none, and only then.

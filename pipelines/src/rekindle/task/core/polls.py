@@ -1,7 +1,8 @@
 """Which polls a task accepts. Pure.
 
 A poll is level-triggered: the newest one that is not `ask_only` is the task's complete desired
-state, until another one arrives. Fencing (I9): polls are refused if their fence is lower than the
+state, until another one arrives. One that was sent for an earlier boot of the container, and comes
+late, is not: its restore point may be too old by now. Fencing (I9): polls are refused if their fence is lower than the
 highest one seen, or if they are for another topology or another incarnation of the slot.
 
 Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
@@ -27,12 +28,13 @@ class PollCore:
     """The polls of one task. `fence`: the highest one seen; `desired`: the newest poll that is not
     `ask_only`, which only asks for a response."""
 
-    def __init__(self, ref: TaskRef, identity: Identity, fence: int) -> None:
+    def __init__(self, ref: TaskRef, identity: Identity, fence: int, boot_id: str) -> None:
         self.fence = fence
         self.desired: PollRequest | None = None
         self._sender: tuple[int, str] | None = None  # of the newest poll
         self._ref = ref
         self._identity = identity
+        self._boot_id = boot_id
 
     def accept(self, poll: PollRequest) -> bool:
         """Whether the poll is the new desired state. Raises PollRefused."""
@@ -46,9 +48,10 @@ class PollCore:
             )
         self.fence = poll.fence
         self._sender = _sender(poll)
-        if not poll.ask_only:
-            self.desired = poll
-        return not poll.ask_only
+        if poll.ask_only or poll.task_boot not in ("", self._boot_id):
+            return False
+        self.desired = poll
+        return True
 
     def contained(self) -> Contained | None:
         """What an earlier process of a coordinator has held back in this task; reported to the
