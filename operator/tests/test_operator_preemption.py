@@ -513,6 +513,22 @@ def test_what_is_free_soon_is_kept_for_the_query_of_the_highest_priority() -> No
     assert found.query.key[1] == "second"
 
 
+def test_for_a_query_that_waits_for_what_never_ends_nothing_is_taken() -> None:
+    """`first` would fit if `late` ended; for `second`, which would not, something is taken."""
+    running = [takeable("t", "n", 1, 2)]
+    late = takeable("late", "m", 0, 2)
+    nodes = full([*running, late], n=2, m=2)
+    pods = {"p": pod("p", 2), "r": pod("r", 1), "s": pod("s", 2), "u": pod("u", 1)}
+    queries = [query("first", 9, "p"), query("second", 8, "s", "u", "r")]
+    assert taken(find_preemption(queries[:1], pods, running, nodes)) == ["t"]
+    assert find_preemption(queries[:1], pods, running, nodes, [late]) is None
+    running.append(takeable("t2", "n2", 1, 2))
+    nodes = full([*running, late], n=2, m=2, n2=2)
+    found = find_preemption(queries, pods, running, nodes, [late])
+    assert found is not None
+    assert found.query.key[1] == "second"
+
+
 def test_the_work_is_bounded_however_many_queries_wait() -> None:
     """A pass takes place each half second. 2,000 queries wait on 200 nodes, in vain."""
     running = [takeable(f"t{n}", f"n{n}", 0) for n in range(200)]

@@ -26,14 +26,13 @@ from rekindle_operator.reconcile.planning import (
     query_priority,
 )
 from rekindle_operator.reconcile.slots import SlotState
-from rekindle_operator.recovery.pack import Capacity, pack
+from rekindle_operator.recovery.pack import Capacity
 from rekindle_operator.recovery.plan import Plan
 from rekindle_operator.recovery.preemption import (
     PodOnNode,
     Preemption,
     TakeablePod,
     find_preemption,
-    without_pods,
 )
 from rekindle_operator.topology_status import QueryState
 
@@ -44,8 +43,7 @@ def preempt(
     inputs: Sequence[PlanInput], plan: Plan, soon: Capacity, late: Sequence[PodOnNode]
 ) -> Preemption | None:
     """`soon`: the capacity once tasks have ended that end now; the plan has opened no gate. `late`:
-    what may never end, and keeps its capacity meanwhile. Nothing else is taken for the query that
-    it keeps waiting: it might not end either."""
+    tasks that should have ended."""
     if not plan.waiting or plan.nodes:
         return None
     inputs = [plan_input for plan_input in inputs if _takes_part(plan_input)]
@@ -56,11 +54,7 @@ def preempt(
     if not waiting:
         return None
     takeable = [pod for i in inputs for pod in _takeable(i, waiting_keys)]
-    found = find_preemption(waiting, missing.pods, takeable, soon)
-    if found is None or not late:
-        return found
-    needed = (missing.pods[need] for need in sorted(found.query.needs))
-    return None if pack(needed, without_pods(late, soon)) is not None else found
+    return find_preemption(waiting, missing.pods, takeable, soon, late)
 
 
 def deletions(plan_input: PlanInput, preemption: Preemption | None) -> list[Action]:

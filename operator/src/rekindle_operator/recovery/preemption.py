@@ -54,10 +54,12 @@ def find_preemption(
     pods: Mapping[str, PodToPlace],
     takeable: Sequence[TakeablePod],
     capacity: Capacity,
+    late: Sequence[PodOnNode] = (),
 ) -> Preemption | None:
     """For the query of the highest priority that it helps. `waiting`: queries that only lack
     capacity; `pods`: what would meet each of their needs. `capacity`: with what will be free soon;
-    a query that it suffices for keeps its part of it, and nothing is taken for that query."""
+    a query that it suffices for keeps its part of it, and nothing is taken for that query. Nor is
+    it for one that waits for `late`, which should have ended: the next one might not end either."""
     if not takeable:
         return None
     empty_nodes = _EmptyNodes(capacity)
@@ -77,6 +79,8 @@ def find_preemption(
             return None
         if (placed := pack(missing, capacity)) is not None:
             capacity, room = placed.capacity, room - needed
+        elif late and pack(missing, without_pods(late, capacity)) is not None:
+            continue
         elif taken := _least(offered, missing, capacity):
             return Preemption(query, tuple(taken))
     return None

@@ -10,9 +10,9 @@ When most nodes become NotReady, the connection to the API server is the more li
 NotReady node could replace another anyway. Then no node is lost whose kubelet responds. A node is
 lost whose kubelet used to respond and no longer does, or whose kubelet and pods have been silent
 for long while others respond: an operator that has just begun to lead never heard from it. Not if
-it was silent while Kubernetes called it Ready: then the operator may not reach it. And a node is
-lost of which a fresh report says that none of its tasks responds, unless a task responds on more
-than half of the NotReady nodes that fresh reports name.
+it was silent for minutes while Kubernetes called it Ready: the operator may be kept from it. And a
+node is lost of which a fresh report says that none of its tasks responds, unless a task responds on
+more than half of the NotReady nodes that fresh reports name.
 """
 
 from __future__ import annotations
