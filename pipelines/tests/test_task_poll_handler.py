@@ -64,11 +64,15 @@ def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
 
 
 def test_a_late_poll_for_an_earlier_boot_only_asks(handler: PollHandler) -> None:
-    response = handler.poll(poll(4, task_boot="an earlier boot", restore=RestorePoint(epoch=3)))
-    assert handler._process.core.polls.desired is None
-    assert handler._process.core.supervisor.phase is ProcessPhase.WAITING
-    handler.poll(poll(4, task_boot=response.boot_id, restore=RestorePoint(epoch=7)))
-    assert handler._process.core.supervisor.phase is ProcessPhase.STARTING
+    boot_id = handler.poll(poll(4)).boot_id
+    phases = []
+    for boot, epoch in (("an earlier boot", 3), (boot_id, 7)):
+        handler.poll(poll(4, task_boot=boot, restore=RestorePoint(epoch=epoch)))
+        phases.append(handler._process.core.supervisor.phase)
+    assert phases == [ProcessPhase.WAITING, ProcessPhase.STARTING]
+    desired = handler._process.core.polls.desired
+    assert desired is not None
+    assert desired.restore == RestorePoint(epoch=7)
 
 
 @pytest.mark.parametrize("field", ["segment", "partition", "replica", "incarnation"])
