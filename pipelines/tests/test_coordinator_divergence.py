@@ -1335,9 +1335,7 @@ def test_what_a_replica_too_many_saves_is_committed(replicas: int) -> None:
         tasks.answered(task, response, 0.0)
         containment.observed(by.slot, response, tasks, None, Committer(2))
     saved = response.checkpoints
-    found = containment.agreed_entries(
-        REPLICAS[1], saved, {LEFT: list(tasks)}, lambda task: False
-    )
+    found = containment.agreed_entries(REPLICAS[1], saved, {LEFT: list(tasks)}, lambda task: False)
     assert found == (list(saved) if replicas == 1 else [])
 
 

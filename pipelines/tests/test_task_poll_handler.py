@@ -64,11 +64,11 @@ def test_a_lower_fence_is_refused(handler: PollHandler) -> None:
 
 
 def test_a_late_poll_for_an_earlier_boot_only_asks(handler: PollHandler) -> None:
+    core = handler._process.core
     response = handler.poll(poll(4, task_boot="an earlier boot", restore=RestorePoint(epoch=3)))
-    assert handler._process.core.polls.desired is None
-    assert handler._process.core.supervisor.phase is ProcessPhase.WAITING
+    assert (core.polls.desired, core.supervisor.phase) == (None, ProcessPhase.WAITING)
     handler.poll(poll(4, task_boot=response.boot_id, restore=RestorePoint(epoch=7)))
-    assert handler._process.core.supervisor.phase is ProcessPhase.STARTING
+    assert core.supervisor.phase is ProcessPhase.STARTING
 
 
 @pytest.mark.parametrize("field", ["segment", "partition", "replica", "incarnation"])

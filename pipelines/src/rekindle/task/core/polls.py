@@ -2,8 +2,9 @@
 
 A poll is level-triggered: the newest one that is not `ask_only` is the task's complete desired
 state, until another one arrives. One that was sent for an earlier boot of the container, and comes
-late, is not: its restore point may be too old by now. Fencing (I9): polls are refused if their fence is lower than the
-highest one seen, or if they are for another topology or another incarnation of the slot.
+late, is not: its restore point may be too old by now. Fencing (I9): polls are refused if their
+fence is lower than the highest one seen, or if they are for another topology or another incarnation
+of the slot.
 
 Design: docs/design/task.md#passive, docs/design/fencing.md#fences.
 """

@@ -98,9 +98,7 @@ class TaskCore:
         self.start = StartCore()
         self.saver = SaverCore()
         self.supervisor = SupervisorCore(settings.boot_id)
-        self.polls = PollCore(
-            settings.ref, settings.identity, settings.fence, settings.boot_id
-        )
+        self.polls = PollCore(settings.ref, settings.identity, settings.fence, settings.boot_id)
         self.lending = LendingCore(settings.boot_id, self.saver.snapshots)
         self.shipping = ShippingCore(
             settings.checkpoint_interval_epochs, settings.left_out_intervals
