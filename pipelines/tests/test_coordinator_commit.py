@@ -82,6 +82,21 @@ def test_another_replica_saves_if_the_saver_cannot() -> None:
     assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.interval_epochs
 
 
+def test_a_checkpoint_that_nobody_has_is_not_committed() -> None:
+    """The reader has saved epochs on which the replicas of its source do not agree yet."""
+    parts = (SimulatedSegment("src", replicas=2), SimulatedSegment("agg", ("src",), query=True))
+    world = World(parts, interval_epochs=1)
+    world.start_all()
+    world.run_epochs(12)
+    world.run_while_stuck(Slot("src", 0, 1), 10)
+    assert world.tasks[Slot("agg", 0, 0)].state_epoch > world.head - 2
+    newest = world.store[-1]
+    assert {refs[0].epoch for refs in newest.entries.values()} == {newest.epoch}
+    world.poll_rounds(4 * 31)
+    stalled = checkpoint_problems(world)["Stalled"]
+    assert stalled == f"no checkpoint since epoch {newest.epoch}: waiting for agg/0, src/0"
+
+
 def test_a_task_is_restored_although_commits_are_slow() -> None:
     world = halves()
     world.hold_writes = True
