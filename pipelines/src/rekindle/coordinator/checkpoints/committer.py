@@ -256,17 +256,15 @@ class Committer:
         self._drop_unusable()
         return changed
 
-    def entries_saved(
-        self, slot: Slot, agreed: Sequence[EntryRef], written: Sequence[EntryRef]
-    ) -> None:
-        """Entries that a replica has saved, and with which its partners agree; of those in
-        `written`, sinks have the output. They are kept when that replica dies."""
+    def entries_saved(self, slot: Slot, done: Sequence[EntryRef], agreed_through: int) -> None:
+        """Entries that a replica has saved, with which its partners agree, and of which sinks have
+        the output. They are kept when that replica dies. `agreed_through`: the newest epoch on
+        which they agree, saved or not."""
         partition = partition_of(slot)
         committed_epoch = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
-        newest = max((ref.epoch for ref in agreed), default=NO_EPOCH)
-        self._agreed_through[partition] = max(newest, self._agreed(partition))
-        for ref in written:
+        self._agreed_through[partition] = max(agreed_through, self._agreed(partition))
+        for ref in done:
             if ref.epoch > committed_epoch and not self.is_refused(ref.object):
                 known.setdefault(ref.epoch, SavedEntry(slot, ref))
 
