@@ -223,7 +223,7 @@ class World:
             done = EntryRef(
                 epoch=task.state_epoch, object=f"made-up-{task.slot.key}", digest="f", bytes=1
             )
-            who.committer.entries_saved(task.slot, [done], [done])
+            who.committer.entries_saved(task.slot, [done], done.epoch)
         self.perform(who, who.woken(self.now))
 
     def poll_rounds(self, count: int) -> None:

@@ -82,6 +82,50 @@ def test_another_replica_saves_if_the_saver_cannot() -> None:
     assert world.store[-1].entries["b1/0"][0].epoch >= world.head - 4 * world.interval_epochs
 
 
+def entries_behind(world: World) -> set[str]:
+    """Partitions whose newest committed entry is more than four intervals old."""
+    after = world.head - 4 * world.interval_epochs
+    return {key for key, refs in world.store[-1].entries.items() if refs[0].epoch < after}
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("broken", ["src", "mid", "agg"])
+def test_only_a_partition_that_cannot_save_falls_behind(broken: str, replicas: int) -> None:
+    """Also once a reader's entry has to be saved again."""
+    parts = (
+        SimulatedSegment("src", replicas=replicas),
+        SimulatedSegment("mid", ("src",), replicas=replicas),
+        SimulatedSegment("agg", ("mid",), query=True, replicas=replicas),
+    )
+    world = World(parts)
+    world.start_all()
+    world.run_epochs(12)
+    for task in world.tasks.values():
+        task.store_fails = task.slot.segment == broken
+    world.run_epochs(40)
+    assert entries_behind(world) == {f"{broken}/0"}
+    if broken != "agg":
+        lost = lose(world, "agg/0")
+        world.run_epochs(20)
+        assert world.store[-1].entries["agg/0"][0].object != lost
+    assert entries_behind(world) == {f"{broken}/0"}
+
+
+def test_a_checkpoint_that_nobody_has_is_not_committed() -> None:
+    """The reader has saved epochs on which the replicas of its source do not agree yet."""
+    parts = (SimulatedSegment("src", replicas=2), SimulatedSegment("agg", ("src",), query=True))
+    world = World(parts, interval_epochs=1)
+    world.start_all()
+    world.run_epochs(12)
+    world.run_while_stuck(Slot("src", 0, 1), 10)
+    assert world.tasks[Slot("agg", 0, 0)].state_epoch > world.head - 2
+    newest = world.store[-1]
+    assert {refs[0].epoch for refs in newest.entries.values()} == {newest.epoch}
+    world.poll_rounds(4 * 31)
+    stalled = checkpoint_problems(world)["Stalled"]
+    assert stalled == f"no checkpoint since epoch {newest.epoch}: waiting for agg/0, src/0"
+
+
 def test_a_task_is_restored_although_commits_are_slow() -> None:
     world = halves()
     world.hold_writes = True

@@ -227,12 +227,7 @@ class Containment:
         if not self.comparison.is_compared(slot):  # one more than the partition has by now
             return kept
         witnessed = self.comparison.witnessed_by(slot)
-        others = [
-            (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
-            for t in replicas.get(partition, ())
-            if t.slot != slot and self.comparison.is_compared(t.slot)
-            if t.response and t.phase.serves and not is_suspected(t)
-        ]
+        others = self._agreement_with_others(slot, replicas, is_suspected)
         return [
             d
             for d in kept
@@ -241,6 +236,39 @@ class Containment:
                 reached < d.epoch - _AGREEMENT_WAIT_EPOCHS or d.epoch <= agreed
                 for reached, agreed in others
             )
+        ]
+
+    def agreed_epoch(
+        self,
+        slot: Slot,
+        response: PollResponse,
+        replicas: Mapping[Partition, list[Task]],
+        is_suspected: TaskPredicate,
+    ) -> int:
+        """The newest epoch that a task's boot has computed, saved or not, and that its partition
+        agrees with; NO_EPOCH if the replica is untrusted. Here replicas that are far behind are
+        waited for: how far is a matter of entries."""
+        if self.comparison.is_untrusted(slot) or not self.comparison.is_compared(slot):
+            return NO_EPOCH
+        computed = max(response.digests, default=NO_EPOCH)
+        computed = min(computed, self._sinks_through.get(partition_of(slot), computed))
+        others = self._agreement_with_others(slot, replicas, is_suspected)
+        by_all = min((agreed for _, agreed in others), default=computed)
+        return min(computed, max(by_all, self.comparison.witnessed_by(slot)))
+
+    def _agreement_with_others(
+        self,
+        slot: Slot,
+        replicas: Mapping[Partition, list[Task]],
+        is_suspected: TaskPredicate,
+    ) -> list[tuple[int, int]]:
+        """Of each other replica that serves: the epoch that it has reached, and through which it
+        agrees."""
+        return [
+            (t.response.stable_epoch, self.comparison.agree_through(slot, t.slot))
+            for t in replicas.get(partition_of(slot), ())
+            if t.slot != slot and self.comparison.is_compared(t.slot)
+            if t.response and t.phase.serves and not is_suspected(t)
         ]
 
     # --- report ---

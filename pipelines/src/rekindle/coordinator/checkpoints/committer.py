@@ -256,17 +256,15 @@ class Committer:
         self._drop_unusable()
         return changed
 
-    def entries_saved(
-        self, slot: Slot, agreed: Sequence[EntryRef], written: Sequence[EntryRef]
-    ) -> None:
-        """Entries that a replica has saved, and with which its partners agree; of those in
-        `written`, sinks have the output. They are kept when that replica dies."""
+    def entries_saved(self, slot: Slot, done: Sequence[EntryRef], agreed_through: int) -> None:
+        """Entries that a replica has saved, with which its partners agree, and of which sinks have
+        the output. They are kept when that replica dies. `agreed_through`: the newest epoch on
+        which they agree, saved or not."""
         partition = partition_of(slot)
         committed_epoch = self._newest_committed(partition)
         known = self._saved.setdefault(partition, {})
-        newest = max((ref.epoch for ref in agreed), default=NO_EPOCH)
-        self._agreed_through[partition] = max(newest, self._agreed(partition))
-        for ref in written:
+        self._agreed_through[partition] = max(agreed_through, self._agreed(partition))
+        for ref in done:
             if ref.epoch > committed_epoch and not self.is_refused(ref.object):
                 known.setdefault(ref.epoch, SavedEntry(slot, ref))
 
@@ -386,19 +384,25 @@ class Committer:
         )
 
     def _complete_epoch(self, inputs: CommitInputs) -> int:
-        return min((self.newest_entry(p) for p in self._awaited(inputs)), default=NO_EPOCH)
+        return min(self._awaited(inputs).values(), default=NO_EPOCH)
 
-    def _awaited(self, inputs: CommitInputs) -> list[Partition]:
-        """The partitions for which a checkpoint waits. One that gets no input, or whose sink fails,
-        reports Live, because it does not know of newer epochs, so it is not waited for beyond
-        `max_wait_epochs`."""
-        best = {p: self.newest_entry(p) for p in inputs.running}
+    def _awaited(self, inputs: CommitInputs) -> dict[Partition, int]:
+        """The partitions for which a checkpoint waits, each with the epoch of its newest entry that
+        is committed, or may be. One that gets no input, or whose sink fails, reports Live, because
+        it does not know of newer epochs, so it is not waited for beyond `max_wait_epochs`; nor is
+        one whose newer entries may not be committed yet."""
+        committable = self._committable(inputs.graph)
+        best = {
+            p: max([self._newest_committed(p), *(ref.epoch for ref in committable[p])])
+            for p in inputs.running
+        }
         interval_epochs = inputs.generation.checkpoint_interval_epochs
         max_wait_epochs = _WAIT_INTERVALS * interval_epochs
         newest_epoch = max(best.values(), default=NO_EPOCH)
         # Whoever has saved all that was due before is not behind, however long ago that was.
         due = inputs.next_checkpoint - interval_epochs
-        return [p for p, epoch in best.items() if max(epoch, due) >= newest_epoch - max_wait_epochs]
+        oldest_epoch = newest_epoch - max_wait_epochs
+        return {p: epoch for p, epoch in best.items() if max(epoch, due) >= oldest_epoch}
 
     def lacks_entries(
         self, partition: Partition, epoch: int, interval_epochs: int, next_checkpoint: int
@@ -409,8 +413,9 @@ class Committer:
         return expected < epoch - max_wait_epochs
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
-        epoch = self._complete_epoch(inputs)
-        return sorted(p for p in inputs.running if self.newest_entry(p) == epoch)
+        awaited = self._awaited(inputs)
+        epoch = min(awaited.values(), default=NO_EPOCH)
+        return sorted(p for p, newest in awaited.items() if newest == epoch)
 
     def newest_entry(self, partition: Partition) -> int:
         """The epoch of the newest entry that is saved, or committed."""
@@ -422,20 +427,29 @@ class Committer:
         return refs[0].epoch if refs else NO_EPOCH
 
     def _agreed(self, partition: Partition) -> int:
-        """The newest epoch of a state on which replicas of a partition are known to agree."""
+        """The newest epoch on which replicas of a partition are known to agree."""
         return self._agreed_through.get(partition, self._newest_committed(partition))
 
-    def _available(self, inputs: CommitInputs, epoch: int) -> dict[Partition, Refs]:
-        """The entries that a manifest may refer to. A partition has none at an epoch on which the
+    def _committable(self, graph: Graph) -> dict[Partition, Refs]:
+        """The saved entries that may be committed. A partition has none at an epoch on which the
         replicas of what it reads do not agree yet: its own have all read the same."""
-        assert self.newest is not None
+        if not any(self._saved.values()):  # most of the time; a partition may have many inputs
+            return dict.fromkeys(graph.partitions, ())
         found: dict[Partition, Refs] = {}
         through: dict[Partition, int] = {}
-        for partition in inputs.graph.partitions:
-            read = [through[upstream] for upstream in inputs.graph.inputs[partition]]
+        for partition in graph.partitions:
+            read = [through[upstream] for upstream in graph.inputs[partition]]
             through[partition] = min([self._agreed(partition), *read])
             saved = self._saved.get(partition, {}).values()
-            newer = [r.ref for r in saved if r.ref.epoch <= min(epoch, through[partition])]
+            found[partition] = tuple(r.ref for r in saved if r.ref.epoch <= through[partition])
+        return found
+
+    def _available(self, inputs: CommitInputs, epoch: int) -> dict[Partition, Refs]:
+        """The entries that a manifest may refer to."""
+        assert self.newest is not None
+        found: dict[Partition, Refs] = {}
+        for partition, committable in self._committable(inputs.graph).items():
+            newer = [ref for ref in committable if ref.epoch <= epoch]
             refs = [*newer, *self.newest.entries[partition.key]]
             known = tuple(sorted(refs, key=lambda r: -r.epoch))
             found[partition] = self.restorable(known) or known

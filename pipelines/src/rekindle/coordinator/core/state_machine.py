@@ -361,9 +361,11 @@ class Coordinator:
             agreed = self.containment.agreed_entries(
                 slot, response.checkpoints, others, self.is_suspected
             )
+            computed = self.containment.agreed_epoch(slot, response, others, self.is_suspected)
             sinks = assigned_sinks(graph, manifest, slot.segment)
             written = written_entries(agreed, response, sinks)
-            self.committer.entries_saved(slot, agreed, written)
+            through = max([computed, *(saved.epoch for saved in agreed)])
+            self.committer.entries_saved(slot, written, through)
 
     def _assign_restore(self, task: Task, now: float) -> list[Effect]:
         """Assign a restore point to a task that has just reported that it has none, and only then.
