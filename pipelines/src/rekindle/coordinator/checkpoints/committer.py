@@ -333,19 +333,21 @@ class Committer:
         if not self.covers(inputs.generation):
             return self._first_manifest(inputs)
         assert self.newest is not None
-        epoch = max(self.newest.epoch, self._complete_epoch(inputs))
+        committable = self._committable(inputs.graph)
+        awaited = self._awaited(inputs, committable)
+        epoch = max(self.newest.epoch, min(awaited.values(), default=NO_EPOCH))
         waited = now - (self._last_progress_at or 0.0)
         is_due = waited >= inputs.generation.checkpoint_interval_s
         if epoch == self.newest.epoch and not is_due:
             return None
-        available = self._available(inputs, epoch)
+        available = self._available(committable, epoch)
         progressed = any(
             refs[0].epoch > self.newest.entries[p.key][0].epoch for p, refs in available.items()
         )
         if epoch == self.newest.epoch and not progressed:
             return None
         kept = keep_entries(inputs.graph, available, self.newest.entries, inputs.progress)
-        if any(self._saves_again(kept[p.key], p) for p in self._awaited(inputs)):
+        if any(self._saves_again(kept[p.key], p) for p in awaited):
             return None
         new = {r.object for refs in kept.values() for r in refs if r.object is not None}
         new -= {r.object for refs in self.newest.entries.values() for r in refs}
@@ -383,15 +385,13 @@ class Committer:
             begun=newest.begun if newest else {},
         )
 
-    def _complete_epoch(self, inputs: CommitInputs) -> int:
-        return min(self._awaited(inputs).values(), default=NO_EPOCH)
-
-    def _awaited(self, inputs: CommitInputs) -> dict[Partition, int]:
+    def _awaited(
+        self, inputs: CommitInputs, committable: Mapping[Partition, Refs]
+    ) -> dict[Partition, int]:
         """The partitions for which a checkpoint waits, each with the epoch of its newest entry that
         is committed, or may be. One that gets no input, or whose sink fails, reports Live, because
         it does not know of newer epochs, so it is not waited for beyond `max_wait_epochs`; nor is
         one whose newer entries may not be committed yet."""
-        committable = self._committable(inputs.graph)
         best = {
             p: max([self._newest_committed(p), *(ref.epoch for ref in committable[p])])
             for p in inputs.running
@@ -413,7 +413,7 @@ class Committer:
         return expected < epoch - max_wait_epochs
 
     def _behind(self, inputs: CommitInputs) -> list[Partition]:
-        awaited = self._awaited(inputs)
+        awaited = self._awaited(inputs, self._committable(inputs.graph))
         epoch = min(awaited.values(), default=NO_EPOCH)
         return sorted(p for p, newest in awaited.items() if newest == epoch)
 
@@ -444,12 +444,14 @@ class Committer:
             found[partition] = tuple(r.ref for r in saved if r.ref.epoch <= through[partition])
         return found
 
-    def _available(self, inputs: CommitInputs, epoch: int) -> dict[Partition, Refs]:
+    def _available(
+        self, committable: Mapping[Partition, Refs], epoch: int
+    ) -> dict[Partition, Refs]:
         """The entries that a manifest may refer to."""
         assert self.newest is not None
         found: dict[Partition, Refs] = {}
-        for partition, committable in self._committable(inputs.graph).items():
-            newer = [ref for ref in committable if ref.epoch <= epoch]
+        for partition, saved in committable.items():
+            newer = [ref for ref in saved if ref.epoch <= epoch]
             refs = [*newer, *self.newest.entries[partition.key]]
             known = tuple(sorted(refs, key=lambda r: -r.epoch))
             found[partition] = self.restorable(known) or known
